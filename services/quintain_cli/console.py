@@ -277,6 +277,8 @@ def set_up_logging(*, verbose: bool, quiet: bool = False) -> None:
     if not verbose:
         for logger_name in (*NOISY_LOGGERS, *(("opentelemetry",) if quiet else ())):
             logging.getLogger(logger_name).setLevel(logging.CRITICAL)
+    if log_settings.as_json and not quiet:
+        logs.log_stderr()
 
 
 class StopSignal:

@@ -45,7 +45,7 @@ class AccessLog:
         recorder = _ResponseRecorder(send, context)
         started_at = time.perf_counter()
         self._metrics.in_flight.inc()
-        with self._request_span(scope, method) as request_span:
+        with logs.log_context(http_request_id=context.id), self._request_span(scope, method) as request_span:
             try:
                 await self._respond(scope, receive, recorder)
             finally:
@@ -123,6 +123,6 @@ def _log_request(context: RequestContext, method: str, status: int, duration_sec
         line += f" session={context.session_id}"
     if context.code:
         line += f" code={context.code}"
-    with logs.log_context(session_id=context.session_id):
+    with logs.log_context(request_id=context.request_id, session_id=context.session_id):
         # The place in the code is in no log line, and the logger's methods walk the stack for it.
         log.handle(logging.LogRecord(log.name, level, __file__, 0, line, None, None))

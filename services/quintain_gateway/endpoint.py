@@ -40,15 +40,17 @@ _VALID_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 class RequestContext:
     """The facts about one HTTP request that the access log, the metrics and the span show.
 
-    ``id`` is the value of ``x-request-id``; it is not an idempotency key. ``route`` is a path template and
-    ``session_id`` the public id of the session; ``code`` is the code of the error response. ``session_key`` tells
-    sessions apart by their whole tokens, which may not be valid; it is never shown. ``on_end`` are called when the
-    response has ended, ``on_disconnect`` when the client disconnects before. The last five may be empty.
+    ``id`` is the value of ``x-request-id``; it is not an idempotency key, as ``request_id`` of its call is. ``route``
+    is a path template and ``session_id`` the public id of the session; ``code`` is the code of the error response.
+    ``session_key`` tells sessions apart by their whole tokens, which may not be valid; it is never shown. ``on_end``
+    are called when the response has ended, ``on_disconnect`` when the client disconnects before. The last six may be
+    empty.
     """
 
     id: str
     route: str = UNMATCHED_ROUTE
     session_id: str = ""
+    request_id: str = ""
     code: str = ""
     session_key: str = ""
     on_end: list[Callable[[], object]] = field(default_factory=list)

@@ -31,6 +31,7 @@ from quintain.contracts.hosting import (
 )
 from quintain.contracts.values import replace_surrogates
 from quintain.errors import BadRequest
+from quintain.observe import logs
 from quintain.observe.semconv import lease_request_span
 from quintain.observe.spans import span_in_trace
 from quintain.remote.stream import LeaseStream, encode_item
@@ -72,8 +73,9 @@ class HostedLease:
             ended=self._ended,
             timings=timings,
         )
-        #: That of the request for the lease.
+        #: Those of the request for the lease.
         self.traceparent: str | None = None
+        self.request_id: str | None = None
         self._target: Any = None
         self._codec: Any = None
         self._requests: set[asyncio.Task[None]] = set()
@@ -167,7 +169,7 @@ class HostedLease:
                     replies.append(item)
                 case OpenLease():
                     # The slot answers it.
-                    self.traceparent = item.traceparent
+                    self.traceparent, self.request_id = item.traceparent, item.request_id
                 case Teardown():
                     # It does not wait for a request that may never end.
                     self._cancel_requests()
@@ -185,8 +187,10 @@ class HostedLease:
 
     async def _carry_out(self, number: int, request: LeaseRequest) -> None:
         try:
-            with span_in_trace(lease_request_span(request.type), request.traceparent):
+            trace = span_in_trace(lease_request_span(request.type), request.traceparent)
+            with trace, logs.log_context(request_id=self.request_id):
                 async with self._request_lock:
+                    log.debug("A lease carries out %s", request.type)
                     fields = await self._result(number, request)
             if fields is not None:
                 self._stream.send(encode_item(LeaseResult(to=number, **fields)))

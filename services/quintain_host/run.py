@@ -152,6 +152,7 @@ class HostedRun:
         except Exception as error:
             # Any exception of the target ends the run, and is sent to the driver with its class.
             self._outcome, self._failure = "failed", to_failure(error)
+        log.debug("A run has ended: %s", self._outcome)
 
     def _on_done(self, _: asyncio.Task[None]) -> None:
         self._end()

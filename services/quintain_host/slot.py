@@ -21,6 +21,7 @@ from quintain.contracts.hosting import (
     OpenLease,
 )
 from quintain.errors import BadRequest, BusError, QueueFull, Unroutable
+from quintain.observe import logs
 from quintain.observe.semconv import lease_request_span
 from quintain.observe.spans import span_in_trace
 from quintain.routes import DESCRIBE_HOST
@@ -102,7 +103,10 @@ class LeaseSlot:
                     self._is_busy = True
                     lease = await self._offer(request)
                 if lease is not None:
-                    await self._serve_lease(lease)
+                    with logs.log_context(request_id=lease.request_id):
+                        log.debug("A lease begins")
+                        await self._serve_lease(lease)
+                        log.debug("A lease has ended")
                     if self._after_lease is not None and await self._after_lease():
                         self.is_draining = True
                         self._must_end()

@@ -25,7 +25,7 @@ from quintain.contracts.ledger import Admission, Admit, AdmitBatch, AttemptEnded
 from quintain.errors import BudgetUnavailable, BusError, Fault, Overloaded
 from quintain.rpc.server import log_defect
 from quintain.timings import DEFAULT_TIMINGS, Clock, Timings
-from quintain_metadata.admit_answers import decision_of, record_span, refusal_of, with_deadline
+from quintain_metadata.admit_answers import decision_of, note_decision, refusal_of, with_deadline
 from quintain_metadata.copies import CopiesOfWaiting
 from quintain_metadata.ledger.call_rows import CallKey, read_capacities
 from quintain_metadata.ledger.calls import CallOperations, NotOwner
@@ -367,10 +367,9 @@ class AdmissionQueue:
             if isinstance(decision, Admission) and decision.needs_slot:
                 decision = self._copies.decide(now, admit, decision)
             decisions.append(decision)
+            note_decision(admit, decision, seconds=seconds)
             if isinstance(decision, Admission):
                 self._metrics.count_admission(admit.target, decision)
-                if admit.traceparent is not None:
-                    record_span(admit, decision, seconds=seconds)
         return decisions
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from quintain.contracts.credentials import public_id
 from quintain.contracts.invoke import FaultReply
 from quintain.contracts.ledger import Admission, Admit
@@ -12,6 +14,8 @@ from quintain.observe.spans import record_finished_span, valid_traceparent
 from quintain.rpc.server import log_defect
 from quintain_metadata.ledger.calls import NotOwner
 from quintain_metadata.ledger.decisions import Deferred
+
+log = logging.getLogger(__name__)
 
 
 def decision_of(admit: Admit, error: Exception) -> Admission | None:
@@ -37,17 +41,24 @@ def refusal_of(admit: Admit, fault: Fault) -> Admission:
     return Admission(attempt_id=admit.attempt_id, fault=FaultReply.from_fault(fault))
 
 
-def record_span(admit: Admit, decision: Admission, *, seconds: float) -> None:
-    """Record the decision as a span of the call's trace, if the call has one."""
-    traceparent = valid_traceparent(admit.traceparent)
-    if traceparent is None:
+def note_decision(admit: Admit, decision: Admission | Deferred | None, *, seconds: float) -> None:
+    """Log a decision at debug, and record a final one as a span of the call's trace, if the call has one."""
+    if log.isEnabledFor(logging.DEBUG):
+        said = f"held, {decision.reason.name.lower()}" if isinstance(decision, Deferred) else _outcome_of(decision)
+        session_id = admit.session_id or public_id(admit.token)
+        with logs.log_context(request_id=admit.request_id, session_id=session_id, target=admit.target):
+            log.debug("The admit of attempt %s: %s", admit.attempt_id, said)
+    if not isinstance(decision, Admission) or (traceparent := valid_traceparent(admit.traceparent)) is None:
         return
-    fault_code = None if decision.fault is None else decision.fault.code
-    is_undecided = not (decision.is_replay or decision.is_grant)
-    outcome = fault_code or ("asked_again" if is_undecided else "replayed" if decision.is_replay else "granted")
     record_finished_span(
-        ledger_admit_span(admit.request_id, outcome),
+        ledger_admit_span(admit.request_id, _outcome_of(decision)),
         duration_seconds=seconds,
         parent=traceparent,
-        error_type=fault_code,
+        error_type=None if decision.fault is None else decision.fault.code,
     )
+
+
+def _outcome_of(decision: Admission | None) -> str:
+    if decision is None or not (decision.fault or decision.is_replay or decision.is_grant):
+        return "asked_again"
+    return decision.fault.code if decision.fault is not None else "replayed" if decision.is_replay else "granted"

@@ -55,6 +55,7 @@ class DeadLetterConsumer:
             await delivery.ack()
             return
         answer = await result_or_fault(self._end_call(delivery, reason), "answering a dead letter")
+        log.debug("A dead letter is answered: %s", reason)
         await send_reply(self._bus, delivery, answer, {REQUEST_ID_HEADER: request_id_of(delivery)})
         await delivery.ack()
 

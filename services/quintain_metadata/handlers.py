@@ -33,7 +33,8 @@ from quintain.contracts.session import (
     SessionState,
     ShowSession,
 )
-from quintain.errors import BadRequest, BusError, PayloadTooLarge, Unauthorized, Unroutable
+from quintain.errors import BadRequest, BusError, Fault, PayloadTooLarge, Unauthorized, Unroutable
+from quintain.observe import logs
 from quintain.observe.semconv import process_span
 from quintain.routes import (
     AMEND,
@@ -122,6 +123,7 @@ class MetadataRequestHandler:
         # The queue is bound only to the operations' routing keys, so the key is safe as a span name.
         with delivery_context(delivery, process_span(METADATA.name, delivery.routing_key, METADATA_QUEUE.name)):
             answer = await result_or_fault(self._answer(delivery), f"answering {delivery.routing_key}")
+            log.debug("%s: %s", delivery.routing_key, answer.code if isinstance(answer, Fault) else "done")
             await send_reply(self._bus, delivery, answer)
             await delivery.ack()
 
@@ -154,14 +156,19 @@ class MetadataRequestHandler:
         token: SessionToken | None,
     ) -> Returned:
         """Authenticate the token, parse the request and run the function, in one transaction."""
+        requests = list[RequestT]()
 
         def operation(moment: Moment) -> SqlProgram[Returned]:
             session = None if token is None else (yield from sessions.authenticate(moment.now, token))
             role.require(session)
-            request = route.request_type.from_wire(delivery.body or b"{}")
-            return (yield from function(moment, request, session))
+            requests[:] = [route.request_type.from_wire(delivery.body or b"{}")]
+            return (yield from function(moment, requests[0], session))
 
-        return await self._ledger.transact(operation)
+        returned = await self._ledger.transact(operation)
+        for request_id in getattr(requests[0], "request_ids", ()) if log.isEnabledFor(logging.DEBUG) else ():
+            with logs.log_context(request_id=request_id):
+                log.debug("%s of this call: done", route.key)
+        return returned
 
     async def cancel(
         self, session: SessionRow, request_ids: Sequence[str], conversation_ids: Sequence[str] = ()

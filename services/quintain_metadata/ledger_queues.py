@@ -273,10 +273,11 @@ class SettleConsumer:
                 ended.append(attempt_ended(item, call))
                 if item.traceparent is not None:
                     _record_span(item, outcome, seconds=seconds)
-                if isinstance(outcome, Exception):
-                    with logs.log_context(request_id=item.request_id, session_id=item.session_id):
+                with logs.log_context(request_id=item.request_id, session_id=item.session_id):
+                    log.debug("Attempt %s is settled: %s", item.attempt_id, item.outcome.value)
+                    if isinstance(outcome, Exception):
                         log_defect(outcome, f"settling call {item.request_id!r}")
-                elif call is not None:
+                if call is not None:
                     self._metrics.call_counter.count_settle(call.target, item)
             if not unapplied:
                 return ended

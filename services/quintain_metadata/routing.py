@@ -84,9 +84,11 @@ class Router:
                     await delivery.requeue()
                     return
                 if not is_over and await self._send_to_end_of_queue(delivery, ends_at):
+                    log.debug("A request waits for the registration of target %r", answer.target)
                     await delivery.ack()
                     return
                 answer = await self._route_or_fault(delivery, may_wait=False)
+            log.debug("A request without a queue: %s", answer.code if isinstance(answer, Fault) else "forwarded")
             if isinstance(answer, Fault):
                 await send_reply(self._bus, delivery, answer, {REQUEST_ID_HEADER: request_id_of(delivery)})
             await delivery.ack()

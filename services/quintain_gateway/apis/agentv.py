@@ -8,6 +8,7 @@ exactly, with any prefix. Everything else is 404, after the token was checked, o
 from __future__ import annotations
 
 import json
+import secrets
 from functools import partial
 from typing import Any
 
@@ -267,6 +268,7 @@ class AgentVEndpoints:
             request_id, deadline_seconds = read_request_id(request), read_deadline_seconds(request, self._gateway.clock)
             body = parse_json(await self._gateway.bodies.read(request, client))
             invoke_request = read_invoke(body)
+        request_id = context_of(request).request_id = request_id or secrets.token_urlsafe(16)
         timeout_seconds = read_client_timeout(request)
         call = send_in_time(client, invoke_request, timeout_seconds, deadline_seconds, request_id=request_id)
         result = await cancel_on_disconnect(request, call)

@@ -219,6 +219,7 @@ class ModelEndpoints:
             calls = CallGroup(client, parsed.requests, key, deadline_seconds, timeout_seconds, stream=parsed.stream)
         if identity:
             calls.keep_for_retry(window, identity)
+        context_of(request).request_id = calls.key.text
         encoder = AnswerEncoder(api, calls.key.text, parsed.target, parsed.include_usage, parsed.ignored)
         keep_alive_seconds = min(limits.keep_alive_seconds, answered_seconds(timeout_seconds, 0.3))
         limits = replace(limits, keep_alive_seconds=keep_alive_seconds)

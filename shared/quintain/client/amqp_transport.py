@@ -56,7 +56,7 @@ from quintain.errors import (
     RequestConflict,
     UnknownTarget,
 )
-from quintain.observe import semconv
+from quintain.observe import logs, semconv
 from quintain.observe.spans import Span, in_span
 from quintain.routes import CANCEL, INFO, INVOKE, RELEASE, RESERVE, ReplyT, RequestT, Route
 from quintain.rpc.requests import RpcClient, RpcRequest, parse_reply
@@ -128,6 +128,17 @@ class AmqpTransport:
         default by now, or the request id was used for another target before.
         """
         request_id = call.request_id or self._rpc_client.random_ids.next()
+        with logs.log_context(request_id=request_id, session_id=self._session_id):
+            log.debug("A call is sent; its deadline is in %.1f s", call.deadline_seconds)
+            try:
+                result = await self._invoke(call, request_id)
+            except (QuintainError, asyncio.CancelledError) as error:
+                log.debug("A call ended: %s", getattr(error, "code", type(error).__name__))
+                raise
+            log.debug("A call is answered")
+            return result
+
+    async def _invoke(self, call: InvokeCall, request_id: str) -> Result:
         ends_at = asyncio.get_running_loop().time() + call.deadline_seconds
         try:
             if call.request.requested_target is not None or (default := await self._default_target(ends_at)) is None:

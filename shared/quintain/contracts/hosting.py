@@ -35,6 +35,8 @@ class OpenLease(LeaseRequest):
 
     type: Literal["open"] = "open"
     version: int = REMOTE_TARGET_VERSION
+    #: The call that it is for, which the host's log names.
+    request_id: str | None = None
 
 
 class SetConfig(LeaseRequest):

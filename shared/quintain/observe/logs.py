@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import json
 import logging
 import sys
+import threading
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from typing import TextIO
+from typing import Any, TextIO
 
 from quintain.contracts.credentials import mask_tokens
 from quintain.observe.spans import current_trace_id
@@ -22,7 +24,17 @@ from quintain.observe.spans import current_trace_id
 MAX_ID_LENGTH = 128
 
 #: The ids in the order in which they are shown, with their short names in the text format.
-_TEXT_NAMES = {"requestId": "call", "sessionId": "session", "runId": "run", "target": "target", "traceId": "trace"}
+_TEXT_NAMES = {
+    "httpRequestId": "http",
+    "requestId": "call",
+    "sessionId": "session",
+    "runId": "run",
+    "target": "target",
+    "traceId": "trace",
+}
+
+#: A line of stderr without an end is a record from so many bytes on.
+_MAX_LINE_BYTES = 64 * 1024
 
 log_ids: ContextVar[dict[str, str] | None] = ContextVar("quintain_log_ids", default=None)
 
@@ -44,14 +56,15 @@ class _LogContext(contextlib.AbstractContextManager[None]):
 
 def log_context(
     *,
+    http_request_id: str | None = None,
     request_id: str | None = None,
     session_id: str | None = None,
     run_id: str | None = None,
     target: str | None = None,
 ) -> contextlib.AbstractContextManager[None]:
     """Context manager that adds these ids to all log lines written inside; ids not given stay unchanged."""
-    named_ids = {"requestId": request_id, "sessionId": session_id, "runId": run_id, "target": target}
-    return _LogContext({name: value for name, value in named_ids.items() if value})
+    values = (http_request_id, request_id, session_id, run_id, target)
+    return _LogContext({name: value for name, value in zip(_TEXT_NAMES, values, strict=False) if value})
 
 
 def current_ids() -> dict[str, str]:
@@ -75,7 +88,7 @@ class JsonFormatter(logging.Formatter):
             **current_ids(),
         }
         if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
+            line["exception"] = mask_tokens(self.formatException(record.exc_info))
         return json.dumps(line)
 
 
@@ -100,7 +113,7 @@ class TextFormatter(logging.Formatter):
         line = " ".join(filter(None, parts))
         if not record.exc_info:
             return line
-        trace = self.formatException(record.exc_info)
+        trace = mask_tokens(self.formatException(record.exc_info))
         return "\n".join([line, *(f"  {escape_control_characters(part)}" for part in trace.split("\n"))])
 
 
@@ -116,6 +129,52 @@ def configure_logging(level: int, *, as_json: bool, stream: TextIO | None = None
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter() if as_json else TextFormatter())
     logging.basicConfig(level=level, handlers=[handler], force=True)
+
+
+def log_stderr() -> None:
+    """Log also what is written past the loggers, one record each: warnings, uncaught exceptions, lines of stderr."""
+    log = logging.getLogger("stderr")
+    # What else is written there has no level.
+    log.setLevel(logging.DEBUG)
+    logging.captureWarnings(capture=True)
+    sys.excepthook = lambda kind, error, _: log.critical("Uncaught %s", kind.__name__, exc_info=error)
+    threading.excepthook = lambda raised: log.error("Uncaught in %s", raised.thread, exc_info=raised.exc_value)
+    sys.unraisablehook = lambda raised: log.error("Ignored in %r", raised.object, exc_info=raised.exc_value)
+    lines: Any = _LoggedLines(sys.stderr, log)
+    sys.stderr = io.TextIOWrapper(lines, encoding="utf-8", errors="backslashreplace", write_through=True)
+
+
+class _LoggedLines(io.RawIOBase):
+    """A stream whose lines become log records; one that is a JSON object, such as a child process's, stays as it is."""
+
+    def __init__(self, stream: TextIO, log: logging.Logger) -> None:
+        self._stream, self._log, self._rest, self._lock = stream, log, b"", threading.RLock()
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def write(self, data: Any) -> int:
+        with self._lock:
+            *lines, self._rest = (self._rest + bytes(data)).split(b"\n")
+            if len(self._rest) > _MAX_LINE_BYTES:
+                lines, self._rest = [*lines, self._rest], b""
+            for line in filter(bytes.strip, lines):
+                self._write_line(line.decode(errors="backslashreplace"))
+        return len(data)
+
+    def _write_line(self, line: str) -> None:
+        with contextlib.suppress(ValueError, RecursionError):
+            if isinstance(json.loads(line), dict):
+                self._stream.write(f"{line}\n")
+                self._stream.flush()
+                return
+        self._log.info("%s", line)
+
+    def flush(self) -> None:
+        self.write(b"\n")
 
 
 def _timestamp(record: logging.LogRecord) -> str:

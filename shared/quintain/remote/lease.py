@@ -32,6 +32,7 @@ from quintain.contracts.hosting import (
 )
 from quintain.contracts.remote_target import TargetDescriptor
 from quintain.errors import Fault, HostLost, LeaseRequestNotDelivered, NoAnswer, Unroutable
+from quintain.observe import logs
 from quintain.observe.spans import current_traceparent
 from quintain.remote.stream import LeaseStream, encode_item
 from quintain.routes import DESCRIBE_HOST
@@ -156,7 +157,7 @@ class RemoteLease:
 
     async def _open(self, slot_seconds: float, boot_seconds: float, on_boot: Callable[[int], None]) -> None:
         opened = self._results[1] = self._loop.create_future()
-        request = OpenLease(traceparent=current_traceparent())
+        request = OpenLease(traceparent=current_traceparent(), request_id=logs.current_ids().get("requestId"))
         await self.stream.send_now(request, self.name, max(1, int(1000 * slot_seconds)))
         await self._wait_for(self._offered, slot_seconds)
         if not self._offered.done():

@@ -7,6 +7,8 @@ import io
 import json
 import logging
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -113,3 +115,46 @@ def test_the_environment_says_form_and_level() -> None:
         read_log_settings({"QUINTAIN_LOG_LEVEL": "loud"})
     with pytest.raises(ConfigError, match="QUINTAIN_LOG_FORMAT is 'xml': it is one of text, json"):
         read_log_settings({"QUINTAIN_LOG_FORMAT": "xml"})
+
+
+WRITES_PAST_THE_LOGGERS = r"""
+import json, logging, os, sys, threading, warnings
+from quintain.observe import logs
+sys.excepthook = sys.__excepthook__
+logs.configure_logging(logging.WARNING, as_json=True)
+logs.log_stderr()
+print("half a ", end="", file=sys.stderr)
+print("line\nand another \ud83d\x1b[31m\n\n", file=sys.stderr)
+print('{"not": "closed"', file=sys.stderr)
+print(json.dumps({"from": "a child"}), file=sys.stderr)
+sys.stderr.buffer.write(b"bytes \xff\n")
+warnings.warn("an old way", stacklevel=1)
+own = logging.getLogger("elsewhere")
+own.addHandler(logging.StreamHandler())
+own.propagate = False
+own.error("with a handler of its own\nof two lines")
+logging.getLogger("aio_pika").error("of a library %s %s", "too few")
+def fail(): raise ValueError("ses_0123456789abcdef_0123456789abcdef0123456789abcdef")
+thread = threading.Thread(target=fail)
+thread.start()
+thread.join()
+class Late:
+    def __del__(self): fail()
+Late()
+print("without an end", end="", file=sys.stderr)
+fail()
+"""
+
+
+def test_every_line_is_json_whoever_wrote_it() -> None:
+    done = subprocess.run([sys.executable, "-c", WRITES_PAST_THE_LOGGERS], capture_output=True, text=True, check=False)
+    said = [json.loads(line) for line in done.stderr.splitlines()]
+    assert done.returncode == 1
+    assert {"from": "a child"} in said
+    messages = [line.get("message") for line in said]
+    for text in ("half a line", '{"not": "closed"', "bytes \\xff", "with a handler of its own", "of two lines"):
+        assert text in messages
+    assert any("an old way" in (message or "") for message in messages)
+    assert "without an end" in messages
+    failed = [line["exception"] for line in said if "exception" in line and "ValueError" in line["exception"]]
+    assert len(failed) == 3
