@@ -30,6 +30,12 @@ def objects() -> list[Object]:
     return render(EXAMPLE)
 
 
+@cache
+def monitors() -> list[Object]:
+    """What the overlay for the Prometheus Operator adds."""
+    return render(KUBERNETES / "overlays" / "monitoring")
+
+
 def objects_of_kind(*kinds: str) -> list[Object]:
     return [each for each in objects() if each["kind"] in kinds]
 

@@ -22,6 +22,7 @@ from support.kubernetes_manifests import (
     REPOSITORY,
     Workload,
     generated_secrets,
+    monitors,
     names_of_kind,
     object_named,
     objects,
@@ -248,12 +249,31 @@ def test_a_pod_may_do_what_it_must_and_no_more(workload: Workload) -> None:
 # -- Drains and numbers.
 
 
+def test_the_monitoring_overlay_scrapes_each_service_as_prometheus_does_elsewhere() -> None:
+    (monitor,) = [each["spec"] for each in monitors()]
+    (endpoint,) = monitor["podMetricsEndpoints"]
+    scraped = [labels for labels in PODS if selects(monitor["selector"]["matchLabels"], labels)]
+    assert [each.labels for each in SERVICES] == scraped
+    assert all(endpoint["port"] in each.ports for each in SERVICES)
+    elsewhere = yaml.safe_load((REPOSITORY / "deploy" / "prometheus" / "prometheus.yaml").read_text())
+    assert {labels[monitor["jobLabel"]] for labels in scraped} == {
+        each["job_name"] for each in elsewhere["scrape_configs"]
+    }
+    assert (endpoint["path"], endpoint["interval"]) == ("/metrics", elsewhere["global"]["scrape_interval"])
+    (policy,) = [each["spec"] for each in objects_of_kind("NetworkPolicy") if each["metadata"]["name"] == "services"]
+    (allowed,) = policy["ingress"]
+    assert (policy["podSelector"], allowed["ports"]) == (monitor["selector"], [{"port": endpoint["port"]}])
+
+
 @pytest.mark.parametrize("name", ["worker", "gateway", "host"])
 def test_a_drain_lasts_for_long_and_the_cluster_waits_for_it(name: str) -> None:
     (workload,) = [each for each in SERVICES if each.name == name]
     grace_seconds = float(workload.option("--grace-seconds"))
     assert grace_seconds >= 1500
-    assert workload.pod["terminationGracePeriodSeconds"] >= grace_seconds + 60
+    pause_seconds = workload.container.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
+    # Only who is called through a Service has to leave it first.
+    assert (pause_seconds >= 10) == (name == "gateway")
+    assert workload.pod["terminationGracePeriodSeconds"] >= pause_seconds + grace_seconds + 60
 
 
 def test_the_broker_holds_a_delivery_for_as_long_as_workers_are_told() -> None:

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from support.kubernetes_manifests import object_named, objects
+from support.kubernetes_manifests import monitors, object_named, objects
 from support.kustomize import Object
 
 #: A folder of CustomResourceDefinitions as their projects publish them. No package registry has them.
@@ -55,9 +55,9 @@ def schema_errors(one: Object, schema: Object) -> list[str]:
 KUBERNETES_VERSIONS = ("1.35", "1.37")
 
 #: Whose schemas no package registry has: as their projects publish them, in the folder that the variable names.
-OPERATORS = ("keda.sh/", "rabbitmq.com/")
+OPERATORS = ("keda.sh/", "monitoring.coreos.com/", "rabbitmq.com/")
 
-OURS = [each for each in objects() if each["apiVersion"].startswith(OPERATORS)]
+OURS = [each for each in [*objects(), *monitors()] if each["apiVersion"].startswith(OPERATORS)]
 THEIRS = [each for each in objects() if each not in OURS]
 
 
@@ -82,6 +82,7 @@ def test_the_kinds_that_kubernetes_does_not_have_are_the_operators() -> None:
     assert {(each["apiVersion"], each["kind"]) for each in OURS} == {
         ("keda.sh/v1alpha1", "ScaledObject"),
         ("keda.sh/v1alpha1", "TriggerAuthentication"),
+        ("monitoring.coreos.com/v1", "PodMonitor"),
         ("rabbitmq.com/v1beta1", "Permission"),
         ("rabbitmq.com/v1beta1", "Policy"),
         ("rabbitmq.com/v1beta1", "RabbitmqCluster"),
@@ -93,7 +94,8 @@ def test_the_kinds_that_kubernetes_does_not_have_are_the_operators() -> None:
 @pytest.mark.skipif(
     CRDS_VARIABLE not in os.environ,
     reason=f"NOT SCHEMA-CHECKED: RabbitmqCluster, User, Vhost, Permission, Policy, ScaledObject, "
-    f"TriggerAuthentication: no package registry has their schemas; {CRDS_VARIABLE} names a folder of the operators' "
+    "TriggerAuthentication, PodMonitor: "
+    f"no package registry has their schemas; {CRDS_VARIABLE} names a folder of the operators' "
     "CustomResourceDefinitions",
 )
 def test_the_operators_take_it() -> None:
