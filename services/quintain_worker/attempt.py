@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from quintain.contracts.api_request import ApiRequest
 from quintain.contracts.invoke import FaultReply, InvokeRequest
 from quintain.contracts.ledger import Admission, AttemptOutcome
-from quintain.contracts.quota import TryOutcome, TryReport
+from quintain.contracts.quota import TryFailure, TryOutcome, TryReport
 from quintain.errors import (
     Cancelled,
     ConversationLost,
@@ -210,6 +210,7 @@ class Attempt:
                 outcome=taken,
                 tokens=None if usage is None else float(usage.input + usage.output),
                 rates=None if told is None else told.rates,
+                failure=_told_failure(told) if isinstance(told, ProviderFailure) else None,
             )
         return AttemptResult(self._tries, answer, fault, outcome, self._unproven, report)
 
@@ -238,7 +239,8 @@ class Attempt:
             raise
         except TimeoutError:
             self._record_billing(Billing.UNKNOWN)
-            raise ProviderFailure(TimedOut(), Billing.UNKNOWN) from None
+            self._failure = ProviderFailure(TimedOut(), Billing.UNKNOWN)
+            raise self._failure from None
         except Exception:
             self._record_billing(Billing.UNKNOWN)
             raise
@@ -276,6 +278,13 @@ class Attempt:
         if self._failure is not None and remaining_seconds <= 0:
             raise self._failure
         return remaining_seconds
+
+
+def _told_failure(failure: ProviderFailure) -> TryFailure | None:
+    """Return what the quota is told of a failure; None where the provider answered, and only this call is wrong."""
+    if failure.outcome is TryOutcome.ANSWERED and failure.cause is None:
+        return None
+    return TryFailure.of(failure.fault.message, failure.cause)
 
 
 def _pause_failure(seconds: float) -> ProviderFailure:

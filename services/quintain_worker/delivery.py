@@ -263,6 +263,7 @@ class DeliveryHandler:
         attempt_result = await self._ask_provider(call, grant)
         duration_ms = (time.perf_counter() - started_at) * 1000
         if attempt_result.outcome is AttemptOutcome.THROTTLED:
+            call.granted_at = 0.0
             wait_seconds = self._tries.add(attempt_result, duration_ms / 1000, is_probe=bool(grant.is_probe))
             await self._settle(attempt_result)
             return wait_seconds

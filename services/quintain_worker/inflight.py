@@ -214,7 +214,7 @@ class InflightCalls:
         return None
 
     def running(self) -> list[InflightCall]:
-        """Return the calls that an attempt was granted to, the oldest first."""
+        """Return the calls of which an attempt runs, the oldest first."""
         running = [call for calls in self._calls.values() for call in calls if call.granted_at]
         return sorted(running, key=lambda call: call.granted_at)
 

@@ -83,10 +83,11 @@ FailFastOption = Annotated[
     bool, typer.Option("--fail-fast", help="Begin no more trials of any target after the first such error.")
 ]
 GiveUpOption = Annotated[
-    str,
+    str | None,
     typer.Option(
         metavar="TIME",
-        help="Wait so long for a provider that does not answer, such as 2h; then begin no more trials of its targets.",
+        help="Wait so long for a provider that does not answer, such as 2h; then begin no more trials of its targets. "
+        "By default 30m; for a first answer 1m with a wrong name or certificate, 10m without a connection or with 503.",
     ),
 ]
 KeepStaleOption = Annotated[
@@ -114,7 +115,7 @@ def run(
     in_doubt: InDoubtOption = InDoubtPolicy.KEEP,
     max_errors: MaxErrorsOption = DEFAULT_MAX_ERRORS,
     fail_fast: FailFastOption = False,
-    give_up_after: GiveUpOption = "30m",
+    give_up_after: GiveUpOption = None,
     weight: WeightOption = None,
     priority: PriorityOption = None,
     concurrency: ConcurrencyOption = DEFAULT_CONCURRENCY,
@@ -151,7 +152,7 @@ def run(
             rerun_errors=retry_errors, rerun_in_doubt=in_doubt is InDoubtPolicy.RETRY, keep_stale=keep_stale
         ),
         error_policy=ErrorPolicy(max_errors=max_errors, fail_fast=fail_fast),
-        give_up_seconds=parse_duration_seconds(give_up_after),
+        give_up_seconds=None if give_up_after is None else parse_duration_seconds(give_up_after),
         weight=weight,
         priority=priority,
         command=shlex.join(["quintain", *sys.argv[1:]]),

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from quintain.contracts.quota import QuotaTerms, TryOutcome, TryReport
+from quintain.contracts.quota import QuotaTerms, TryFailure, TryOutcome, TryReport
 from quintain_metadata.quotas.fair_queue import FairQueue, Waiting
 from quintain_metadata.quotas.limits import CutCause, Grant, Limits
 from quintain_metadata.quotas.outages import Outages
@@ -38,6 +38,7 @@ class QuotaFigures:
     out_targets: Mapping[str, float]
     out_since: float | None
     is_refused: bool
+    failures: Mapping[str, TryFailure]
 
 
 @dataclass(slots=True, eq=False)
@@ -46,7 +47,8 @@ class _Quota:
 
     ``refused`` are the targets at which the provider refuses the key. Nothing waits for that: each caller is told.
     ``answered_at`` is when a call to each target was answered last: a refusal of a call that was granted before is that
-    of its content or its model. ``started`` are the targets that were ever tried.
+    of its content or its model. ``started`` are the targets that were ever tried, ``failures`` why those
+    had no answer that were tried in vain last.
     """
 
     limits: Limits
@@ -55,6 +57,7 @@ class _Quota:
     refused: set[str] = field(default_factory=set)
     answered_at: dict[str, float] = field(default_factory=dict)
     started: set[str] = field(default_factory=set)
+    failures: dict[str, TryFailure] = field(default_factory=dict)
 
     @property
     def is_refused(self) -> bool:
@@ -150,6 +153,7 @@ class Governor:
             "outages": quota.outages.save(now),
             "refused": sorted(quota.refused),
             "started": sorted(quota.started),
+            "failures": {target: failure.model_dump(mode="json") for target, failure in quota.failures.items()},
         }
 
     def restore(self, now: float, saved_at: float, quota_id: str, saved: Mapping[str, Any]) -> None:
@@ -158,6 +162,8 @@ class Governor:
         quota.limits.restore(now, saved_at, saved.get("limits", {}))
         quota.outages.restore(saved_at, saved.get("outages", {}))
         quota.refused, quota.started = set(saved.get("refused", ())), set(saved.get("started", ()))
+        failures = saved.get("failures", {})
+        quota.failures = {target: TryFailure.model_validate(failure) for target, failure in failures.items()}
 
     def offer(
         self, now: float, attempt_id: str, quota_id: str, target: str, free_slots: Mapping[str, int] = _NO_BOUNDS
@@ -214,6 +220,10 @@ class Governor:
         running = self._running.pop(attempt_id, None)
         if running is not None:
             quota, grant = running
+            if report.failure is not None:
+                quota.failures[grant.target] = report.failure
+            elif report.outcome is TryOutcome.ANSWERED:
+                quota.failures.pop(grant.target, None)
             quota.end(now, grant, report)
 
     def forget(self, now: float, attempt_id: str) -> None:
@@ -294,4 +304,5 @@ def _figures(now: float, quota_id: str, quota: _Quota) -> QuotaFigures:
         out_targets=quota.outages.out_targets(),
         out_since=quota.outages.out_since,
         is_refused=quota.is_refused,
+        failures=quota.failures,
     )

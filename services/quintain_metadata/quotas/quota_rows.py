@@ -70,6 +70,7 @@ class QuotaRegistration:
             out_ms=int((now - figures.out_since) * 1000) if is_out and figures.out_since is not None else None,
             out_targets={target: milliseconds(at) or 0 for target, at in figures.out_targets.items()} or None,
             refused=figures.is_refused or None,
+            failures=dict(figures.failures) or None,
             estimated_seconds=figures.waiting / rate * 60 if rate and figures.waiting else None,
             differs=self.differs or None,
         )

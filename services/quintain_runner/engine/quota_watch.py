@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from quintain.contracts.fleet import QuotaList, QuotaState
+from quintain.contracts.quota import FailureCause
 from quintain.contracts.values import TargetName
 from quintain.errors import (
     BusError,
@@ -35,8 +36,10 @@ FRESH_SECONDS = 0.5
 #: How long a call waits in its quota's line before it ends and is asked again, in seconds, besides its own time.
 LINE_SECONDS = 600.0
 
-#: How long a run waits for a provider that does not answer, in seconds.
+#: How long a run waits for a provider that does not answer, in seconds; and for one that has not answered it yet, where
+#: the reason is known: a wrong address stays wrong, and a model server may be loading.
 DEFAULT_GIVE_UP_SECONDS = 1800.0
+FIRST_ANSWER_SECONDS = {FailureCause.WRONG_ADDRESS: 60.0, FailureCause.NOT_TAKEN: 600.0}
 
 
 @dataclass(slots=True)
@@ -73,7 +76,7 @@ class QuotaWatch(CallWaits):
     """The quotas of a run's targets.
 
     ``read`` asks the metadata service. ``calls`` are by target under test the targets that its trials call. A target is
-    given up after ``give_up_seconds`` without an answer.
+    given up after ``give_up_seconds`` without an answer; None is a time that depends on the reason.
     """
 
     def __init__(
@@ -81,10 +84,11 @@ class QuotaWatch(CallWaits):
         read: Callable[[], Awaitable[QuotaList]],
         calls: Mapping[str, frozenset[str]],
         *,
-        give_up_seconds: float = DEFAULT_GIVE_UP_SECONDS,
+        give_up_seconds: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._read, self._calls, self.give_up_seconds, self._clock = read, calls, give_up_seconds, clock
+        self._read, self._calls, self._give_up_seconds, self._clock = read, calls, give_up_seconds, clock
+        self._answered, self._started_at = set[str](), clock()
         self._called = frozenset().union(*calls.values())
         self._waits: dict[str, _Waits] = {}
         self._read_at = -math.inf
@@ -106,7 +110,10 @@ class QuotaWatch(CallWaits):
                     for target, called in self._calls.items()
                     if not called.isdisjoint(quota.targets)
                 ),
-                give_up_seconds=self.give_up_seconds,
+                give_up_seconds=min(
+                    (self._seconds_for(quota, target) for target in quota.out_targets or ()),
+                    default=DEFAULT_GIVE_UP_SECONDS,
+                ),
                 now=now,
             )
             for quota in self.quotas
@@ -165,6 +172,7 @@ class QuotaWatch(CallWaits):
 
     def note_answer(self, target: str) -> None:
         """Implements `CallWaits.note_answer`."""
+        self._answered.add(target)
         if (waits := self._of(target)) is not None:
             waits.paused_since = None
 
@@ -179,28 +187,38 @@ class QuotaWatch(CallWaits):
     def _of(self, target: str) -> _Waits | None:
         return next((waits for waits in self._waits.values() if target in waits.state.targets), None)
 
+    def _seconds_for(self, quota: QuotaState, target: str) -> float:
+        """How long a target is waited for."""
+        failure = (quota.failures or {}).get(target)
+        if self._give_up_seconds is not None or failure is None or failure.cause is None or target in self._answered:
+            return self._give_up_seconds or DEFAULT_GIVE_UP_SECONDS
+        return FIRST_ANSWER_SECONDS.get(failure.cause, DEFAULT_GIVE_UP_SECONDS)
+
     def _reason_to_give_up(self, target: str) -> ParkedTarget | None:
         waits = self._of(target)
         if waits is None:
             return None
         now, quota = self._clock(), waits.state
         if quota.refused:
-            return _parked(waits, f"{quota.name} refused its key", TargetUnavailable, "")
-        longer = f"--give-up-after {option_time(4 * self.give_up_seconds)} waits longer"
+            return _parked(waits, target, f"{quota.name} refused its key", TargetUnavailable, "")
+        limit = self._seconds_for(quota, target)
+        longer = f"--give-up-after {option_time(4 * limit)} waits longer"
         out_since = waits.out_since.get(target)
-        if out_since is not None and now - out_since >= self.give_up_seconds:
+        if out_since is not None and now - max(out_since, self._started_at) >= limit:
             who = target if quota.out_ms is None else quota.name
             reason = f"{duration(1000 * (now - out_since))} in which {who} did not answer"
-            return _parked(waits, reason, ProviderFailed, longer)
-        since = waits.paused_since
-        if since is not None and now - since >= self.give_up_seconds:
+            return _parked(waits, target, reason, ProviderFailed, longer)
+        since, limit = waits.paused_since, self._give_up_seconds or DEFAULT_GIVE_UP_SECONDS
+        if since is not None and now - since >= limit:
             reason = f"{duration(1000 * (now - since))} in which {quota.name} asked to slow down and answered nothing"
-            return _parked(waits, reason, Throttled, longer)
+            return _parked(waits, target, reason, Throttled, longer)
         return None
 
 
-def _parked(waits: _Waits, reason: str, kind: type[Fault], setting: str) -> ParkedTarget:
+def _parked(waits: _Waits, target: str, reason: str, kind: type[Fault], setting: str) -> ParkedTarget:
     """Why a target is given up, with the provider's own words where some are known."""
+    if (failure := (waits.state.failures or {}).get(target)) is not None:
+        return ParkedTarget(reason=reason, code=kind.code, error=failure.words, setting=setting or None)
     if (fault := waits.fault) is None:
         said = "none of its calls has ended, so the provider's own words are not known"
         return ParkedTarget(reason=reason, code=kind.code, error=said, setting=setting or None)
@@ -234,9 +252,9 @@ def wait_line(quota: QuotaState, *, trials: int, give_up_seconds: float, now: da
     else:
         return _line_text(quota)
     probe = f", next probe in {duration(min(out.values()))}" if out else ""
-    return (
-        f"{who} has not answered{since}, {trials:,} trials wait{probe}; --give-up-after {option_time(give_up_seconds)}"
-    )
+    why = "" if quota.reason is None else f"; the last: {quota.reason}"
+    limit = f"--give-up-after {option_time(give_up_seconds)}"
+    return f"{who} has not answered{since}, {trials:,} trials wait{probe}; {limit}{why}"
 
 
 def _line_text(quota: QuotaState) -> str | None:

@@ -25,7 +25,6 @@ from quintain.programs.program import program_environment
 from quintain.settings import MEMORY_URL, Settings, environment
 from quintain_runner.engine.comparisons import comparing_problems, opponent_requirements
 from quintain_runner.engine.judges import judge_problems, judge_requirements, judge_targets_of, judge_warnings
-from quintain_runner.engine.quota_watch import DEFAULT_GIVE_UP_SECONDS
 from quintain_runner.engine.requirements import case_requirements, check_local_turns, fields_in_use, token_limits
 from quintain_runner.files import naming_file
 from quintain_runner.graders.base import judge_place, judge_references
@@ -71,7 +70,8 @@ class RunOptions:
     ``regrades`` begins a new generation: every verdict is given again. ``keeps_content`` says whether rows hold
     questions, answers and reasons. ``concurrency`` is the number of trials per target, and ``grader_concurrency`` the
     number of grader processes, that run at the same time. A target with a quota is parked after ``give_up_seconds``
-    without an answer; the run's share of quotas is by ``weight`` and ``priority``. ``is_fresh`` renames earlier rows.
+    without an answer, None for what `QuotaWatch` makes of the reason; the run's share of quotas is by ``weight`` and
+    ``priority``. ``is_fresh`` renames earlier rows.
     ``max_cost_usd`` is a limit, or ``none`` for no limit any more. A run that ``waits`` does so for the first worker of
     a fleet. ``command`` is the command line, for the record, ``resume_command`` what goes on with the run, if another.
     """
@@ -89,7 +89,7 @@ class RunOptions:
     grader_concurrency: int = DEFAULT_GRADER_CONCURRENCY
     rerun_policy: RerunPolicy = field(default_factory=RerunPolicy)
     error_policy: ErrorPolicy = field(default_factory=ErrorPolicy)
-    give_up_seconds: float = DEFAULT_GIVE_UP_SECONDS
+    give_up_seconds: float | None = None
     weight: int | None = None
     max_cost_usd: float | NoLimit | None = None
     priority: Priority | None = None

@@ -309,8 +309,6 @@ class TrialScheduler:
         """Count how the trial ended; return whether another configuration than the planned one answered."""
         target, error = trial.target, row.error
         changed = error.error if error is not None and error.code == TARGET_CHANGED else None
-        if fault is None:
-            self._context.waits.note_answer(target)
         is_counted = self._error_limit.is_fail_fast or not (
             isinstance(fault, ENDPOINT_FAULTS) and await self._context.waits.is_waited_out(target, fault)
         )

@@ -253,11 +253,19 @@ class GradingContext:
         """Send a request to the target that it names, again as `call_with_retry` does; ``column`` counts that. Raises
         the last error."""
         target = request.requested_target or ""
-        return await call_with_retry(
-            lambda: self.session.send(request, request_id=request_id, deadline_seconds=self.deadline_seconds(target)),
-            ignore_retry if column is None else partial(self.on_retry, column),
-            partial(self.waits.goes_on, target),
-        )
+        try:
+            result = await call_with_retry(
+                lambda: self.session.send(
+                    request, request_id=request_id, deadline_seconds=self.deadline_seconds(target)
+                ),
+                ignore_retry if column is None else partial(self.on_retry, column),
+                partial(self.waits.goes_on, target),
+            )
+        except ANSWERED_FAULTS:
+            self.waits.note_answer(target)
+            raise
+        self.waits.note_answer(target)
+        return result
 
     def reserved_session(self, grader: str) -> ReservedSession | None:
         """The session that was opened for a grader before its trial began; None if there is none, or not any more."""

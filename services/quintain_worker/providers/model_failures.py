@@ -21,7 +21,7 @@ from functools import partial
 from urllib.parse import urlsplit, urlunsplit
 
 from quintain.config.targets import AnthropicTarget, OpenAITarget, PydanticAITarget
-from quintain.contracts.quota import RateReport, TryOutcome
+from quintain.contracts.quota import FailureCause, RateReport, TryOutcome
 from quintain.errors import (
     BadRequest,
     Fault,
@@ -43,7 +43,7 @@ from quintain_worker.providers.rate_limits import read_rate_report
 class FailureKind:
     """How one kind of failure is reported: fault, end of the message, billing, and whether a retry may help.
 
-    ``outcome`` is what it says of the key's limits and the provider's health.
+    ``outcome`` is what it says of the key's limits and the provider's health, ``cause`` what mends it.
     """
 
     make_fault: Callable[[str], Fault]
@@ -51,6 +51,7 @@ class FailureKind:
     billing: Billing
     retryable: bool = False
     outcome: TryOutcome = TryOutcome.FAILED
+    cause: FailureCause | None = None
 
     def failure(self, message: str, words: ProviderError | None, rates: RateReport | None) -> ProviderFailure:
         """Return a failure of this kind; ``words`` are the provider's own, and ``rates`` what its headers say."""
@@ -58,7 +59,7 @@ class FailureKind:
         fault = self.make_fault(message)
         fault.provider_error = words
         fault.retry_after_ms = None if seconds is None else round(seconds * 1000)
-        return ProviderFailure(
+        failure = ProviderFailure(
             fault,
             self.billing,
             retryable=self.retryable,
@@ -66,6 +67,8 @@ class FailureKind:
             outcome=self.outcome,
             rates=rates,
         )
+        failure.cause = self.cause
+        return failure
 
 
 _CHARGED = partial(ProviderFailed, charged=True)
@@ -73,12 +76,19 @@ _UNCHARGED = partial(ProviderFailed, charged=False)
 _UNAVAILABLE = "refused the credentials, the model or the quota"
 _REFUSED = FailureKind(TargetUnavailable, _UNAVAILABLE, Billing.UNBILLED, outcome=TryOutcome.REFUSED)
 #: The model or the path is the target's own: the key may be good for others.
-_NOT_FOUND = FailureKind(TargetUnavailable, _UNAVAILABLE, Billing.UNBILLED, outcome=TryOutcome.ANSWERED)
+_NOT_FOUND = replace(_REFUSED, outcome=TryOutcome.ANSWERED, cause=FailureCause.NOT_FOUND)
 _THROTTLED = FailureKind(
     Throttled, "asked to slow down", Billing.UNBILLED, retryable=True, outcome=TryOutcome.THROTTLED
 )
-_OVERLOADED = FailureKind(_UNCHARGED, "did not take the request", Billing.UNBILLED, retryable=True)
-NOT_SENT = FailureKind(_UNCHARGED, "could not be reached; nothing was sent", Billing.UNBILLED, retryable=True)
+NOT_SENT = FailureKind(
+    _UNCHARGED,
+    "could not be reached; nothing was sent",
+    Billing.UNBILLED,
+    retryable=True,
+    cause=FailureCause.NOT_TAKEN,
+)
+WRONG_ADDRESS = replace(NOT_SENT, cause=FailureCause.WRONG_ADDRESS)
+_OVERLOADED = replace(NOT_SENT, description="did not take the request")
 _REJECTED = FailureKind(Rejected, "judged the request itself wrong", Billing.BILLED, outcome=TryOutcome.ANSWERED)
 SERVER_ERROR = FailureKind(_CHARGED, "failed at the request", Billing.BILLED, retryable=True)
 FAILED = replace(SERVER_ERROR, billing=Billing.UNKNOWN)
@@ -91,7 +101,10 @@ NOT_WRITABLE = FailureKind(
 )
 
 #: The failures that a wrong or dead endpoint has, so that its URL helps.
-_OF_THE_ENDPOINT = (_REFUSED, _NOT_FOUND, _OVERLOADED, NOT_SENT, SERVER_ERROR, FAILED, CONNECTION_LOST, UNREADABLE)
+_OF_THE_ENDPOINT = (
+    *(_REFUSED, _NOT_FOUND, _OVERLOADED, NOT_SENT, WRONG_ADDRESS, SERVER_ERROR, FAILED, TIMED_OUT, CONNECTION_LOST),
+    UNREADABLE,
+)
 
 #: HTTP statuses with a meaning of their own; the others are mapped by their class (4xx, 5xx).
 _BY_STATUS = {
@@ -120,7 +133,7 @@ def failures_of_exchange(
     try:
         yield
     except NotSent as error:
-        raise of_error(NOT_SENT, str(error)) from None
+        raise of_error(WRONG_ADDRESS if error.is_address_wrong else NOT_SENT, str(error)) from None
     except ConnectionLost as error:
         raise of_error(lost, str(error)) from None
     except TimeoutError:

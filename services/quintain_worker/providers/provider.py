@@ -18,7 +18,7 @@ from quintain.config.targets import AnthropicTarget, OpenAITarget, PydanticAITar
 from quintain.contracts.agents import AgentStep, Continuation, StepsCut
 from quintain.contracts.api_request import ApiRequest
 from quintain.contracts.invoke import InvokeRequest, OutputMessage, ReasoningChunk, TokenUsage, ToolCallChunk
-from quintain.contracts.quota import RateReport, TryOutcome
+from quintain.contracts.quota import FailureCause, RateReport, TryOutcome
 from quintain.errors import Fault, Throttled, TimedOut
 from quintain.programs.agent_urls import AgentUrls
 from quintain.timings import DEFAULT_TIMINGS, Timings
@@ -87,8 +87,10 @@ class ProviderFailure(Exception):
 
     ``retryable``: another try may succeed, after ``retry_after_seconds`` where the provider gave it. ``outcome`` is how
     the provider took the call, as far as its key's limits and its health are concerned, and ``rates`` what the headers
-    of its answer say of those limits.
+    of its answer say of those limits. ``cause`` is what mends it, where that is known.
     """
+
+    cause: FailureCause | None = None
 
     def __init__(
         self,

@@ -27,6 +27,7 @@ from quintain.config.targets import PydanticAITarget
 from quintain.contracts.invoke import ChatMessage, InvokeRequest, InvokeSettings
 from quintain.contracts.quota import TryOutcome
 from quintain.errors import BadRequest, ConfigError, Rejected
+from quintain.runtime.http_client import is_address_wrong, system_words
 from quintain_worker.providers import model_failures as failures
 from quintain_worker.providers.conversation import camel, named_as_sent, named_messages, settings_of, with_defaults
 from quintain_worker.providers.model_answers import StreamedPieces, read_answer
@@ -169,7 +170,8 @@ class PydanticAIProvider:
             failure = self._failures.of_error(_CANNOT_ASK, body={"message": error.message})
         else:
             body = error.body if isinstance(error, exceptions.ModelAPIError) else None
-            failure = self._failures.of_error(_kind_of(error), type(error).__name__, body)
+            detail = ": ".join(filter(None, (type(error).__name__, system_words(error))))
+            failure = self._failures.of_error(_kind_of(error), detail, body)
         if failure.billing is Billing.UNBILLED and not self._is_one_request:
             failure.billing = Billing.UNKNOWN
         return failure
@@ -177,7 +179,7 @@ class PydanticAIProvider:
 
 def _kind_of(error: Exception) -> failures.FailureKind:
     if isinstance(error, exceptions.ModelConnectionError) and error.phase in {"pool", "connect"}:
-        return failures.NOT_SENT
+        return failures.WRONG_ADDRESS if is_address_wrong(error) else failures.NOT_SENT
     if isinstance(error, exceptions.ModelRequestTimeout | exceptions.ModelTimeoutError | TimeoutError):
         return failures.TIMED_OUT
     if isinstance(error, exceptions.ModelAPIError) and error.in_stream:

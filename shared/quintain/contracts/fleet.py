@@ -16,7 +16,7 @@ from pydantic import Field, FiniteFloat
 
 from quintain.contracts.ledger import Milliseconds
 from quintain.contracts.message import Message, StrictMessage
-from quintain.contracts.quota import MAX_IN_FLIGHT, MAX_PER_MINUTE
+from quintain.contracts.quota import MAX_IN_FLIGHT, MAX_PER_MINUTE, TryFailure
 from quintain.contracts.session import CostUsage, RegisteredWorker, SessionState
 from quintain.contracts.values import Count, Id, TargetName, Text
 
@@ -104,8 +104,9 @@ class QuotaState(Message):
 
     ``throttled`` counts the answers that asked to slow down, since its service owns it. Rates are those in force; None
     is no known one. ``out_ms``: for so long its provider has not answered; ``out_targets`` are the targets that are
-    out, each with the time to its next try. ``refused``: the provider refuses the key. ``estimated_seconds`` is how
-    long the last of the waiting calls waits. ``differs``: workers name different limits, of which the smallest count.
+    out, each with the time to its next try. ``refused``: the provider refuses the key. ``failures`` are why
+    targets had no answer when they were tried last. ``estimated_seconds`` is how long the last of the waiting calls
+    waits. ``differs``: workers name different limits, of which the smallest count.
     """
 
     id: Id
@@ -122,8 +123,18 @@ class QuotaState(Message):
     out_ms: Count | None = None
     out_targets: dict[TargetName, Count] | None = None
     refused: bool | None = None
+    failures: dict[TargetName, TryFailure] | None = None
     estimated_seconds: FiniteFloat | None = None
     differs: bool | None = None
+
+    @property
+    def reason(self) -> str | None:
+        """The words of the failure for which calls wait: of a target that is out, else of any; None where none do."""
+        failures = self.failures or {}
+        if not (self.out_targets or self.refused or self.paused_ms):
+            return None
+        first = min(failures, key=lambda target: (target not in (self.out_targets or {}), target), default=None)
+        return None if first is None else failures[first].words
 
 
 class QuotaList(Message):

@@ -70,9 +70,39 @@ class TryOutcome(StrEnum):
     UNKNOWN = "unknown"
 
 
+class FailureCause(StrEnum):
+    """Why a try failed, where that says what mends it, and how soon it may."""
+
+    #: The name of its host is not found, or its certificate is not valid.
+    WRONG_ADDRESS = "wrong_address"
+    #: No connection, or HTTP 503: it is down, or starts.
+    NOT_TAKEN = "not_taken"
+    #: What answers there knows no such path or model.
+    NOT_FOUND = "not_found"
+
+
+#: How long the words of a failure are at most, in characters.
+MAX_FAILURE_LENGTH = 600
+
+
+class TryFailure(Message):
+    """Why a try has no answer: its URL and what its provider or the system said, without control characters."""
+
+    words: Annotated[Text, Field(max_length=MAX_FAILURE_LENGTH)]
+    cause: FailureCause | None = None
+
+    @classmethod
+    def of(cls, words: str, cause: FailureCause | None) -> TryFailure:
+        """Return what may be shown of these words, the secrets in which are masked already."""
+        shown = "".join(char if char.isprintable() else " " for char in words[: 2 * MAX_FAILURE_LENGTH])
+        return cls(words=" ".join(shown.split())[:MAX_FAILURE_LENGTH], cause=cause)
+
+
 class TryReport(Message):
-    """How one granted call ended at its provider; ``tokens`` are those that it used."""
+    """How one granted call ended at its provider; ``tokens`` are those that it used, ``failure`` is why it has no
+    answer."""
 
     outcome: TryOutcome
     tokens: Annotated[FiniteFloat, Field(ge=0)] | None = None
     rates: RateReport | None = None
+    failure: TryFailure | None = None

@@ -124,8 +124,9 @@ class QuotaStatus(Message):
     """What one provider key may use, and why calls wait for it. Times are in milliseconds since the epoch, to a second.
 
     ``last_cut_cause`` is which limit was lowered at ``last_cut_at``: ``in_flight`` or ``rate``. ``out_targets`` are the
-    targets that do not answer, each with the time at which it is tried next. ``estimated_seconds`` is how long the last
-    waiting call waits. ``is_different``: workers name different limits, of which the smallest count.
+    targets that do not answer, each with the time at which it is tried next. ``reason`` is why one has no answer: its
+    URL and what its provider or the system said. ``estimated_seconds`` is how long the last waiting call waits.
+    ``is_different``: workers name different limits, of which the smallest count.
     """
 
     id: str
@@ -144,6 +145,7 @@ class QuotaStatus(Message):
     last_cut_cause: str | None = None
     out_since: int | None = None
     out_targets: dict[str, int] = Field(default_factory=dict)
+    reason: str | None = None
     is_different: bool = False
 
     @classmethod
@@ -171,6 +173,7 @@ class QuotaStatus(Message):
             last_cut_at=None if cut is None else at(-cut.ago_ms),
             last_cut_cause=None if cut is None else cut.cause,
             out_since=None if state.out_ms is None else at(-state.out_ms),
+            reason=state.reason,
             is_different=bool(state.differs),
         )
 

@@ -368,11 +368,12 @@ def _waits(quotas: Iterable[QuotaStatus]) -> Iterable[str]:
     """What is wrong with quotas: their providers, and what workers say of them."""
     for quota in quotas:
         targets = ", ".join(quota.targets[:MAX_NAMED]) + (", …" if len(quota.targets) > MAX_NAMED else "")
+        why = "" if quota.reason is None else f": {quota.reason}"
         if quota.condition is QuotaCondition.REFUSED:
-            yield f"The provider refuses the key of quota {quota.name} ({targets}): its calls wait until it is replaced"
+            yield f"The provider refuses the key of quota {quota.name} ({targets}) until it is replaced{why}"
         elif quota.out_since is not None:
             since = time_of_day(quota.out_since)
-            yield f"Quota {quota.name} ({targets}) has had no answer since {since}, and {quota.waiting} calls wait"
+            yield f"Quota {quota.name} ({targets}) has had no answer since {since}, and {quota.waiting} calls wait{why}"
         if quota.is_different:
             yield f"Workers name different limits of quota {quota.name} ({targets}): the smallest count"
 

@@ -223,13 +223,13 @@ def _quota_state(quota: QuotaStatus) -> Cell:
     probes = f", next try {time_of_day(min(quota.out_targets.values()))}" if quota.out_targets else ""
     match quota.condition:
         case QuotaCondition.REFUSED:
-            return Cell("key refused", "failed")
+            return Cell("key refused", "failed", quota.reason or "")
         case QuotaCondition.OUT:
-            return Cell(f"no answer since {time_of_day(quota.out_since or 0)}{probes}", "failed")
+            return Cell(f"no answer since {time_of_day(quota.out_since or 0)}{probes}", "failed", quota.reason or "")
         case QuotaCondition.PAUSED:
-            return Cell(f"paused until {time_of_day(quota.paused_until or 0)}", "in-doubt")
+            return Cell(f"paused until {time_of_day(quota.paused_until or 0)}", "in-doubt", quota.reason or "")
     if quota.out_targets:
-        return Cell(f"no answer of {', '.join(sorted(quota.out_targets))}{probes}", "in-doubt")
+        return Cell(f"no answer of {', '.join(sorted(quota.out_targets))}{probes}", "in-doubt", quota.reason or "")
     return Cell("open", "passed")
 
 

@@ -11,8 +11,9 @@ import functools
 import importlib.metadata
 import io
 import os
+import socket
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from urllib.parse import urlsplit, urlunsplit
 from urllib.request import proxy_bypass_environment  # type: ignore[attr-defined]
@@ -32,7 +33,12 @@ MAX_BYTES_AT_ONCE = 1024 * 1024
 
 
 class NotSent(Exception):
-    """No byte of a request was sent; the message is what the operating system says of it."""
+    """No byte of a request was sent; the message is what the operating system says of it.
+
+    ``is_address_wrong``: the name of its host is not found, or its certificate is not valid.
+    """
+
+    is_address_wrong = False
 
 
 class ConnectionLost(Exception):
@@ -99,11 +105,13 @@ class HttpClient:
             ):
                 yield response
         except _NOT_SENT as error:
-            raise NotSent(_system_words(error)) from None
+            not_sent = NotSent(system_words(error))
+            not_sent.is_address_wrong = is_address_wrong(error)
+            raise not_sent from None
         except aiohttp.SocketTimeoutError:
             raise TimeoutError from None
         except aiohttp.ClientError as error:
-            raise ConnectionLost(_system_words(error)) from None
+            raise ConnectionLost(system_words(error)) from None
 
     async def close(self) -> None:
         """Close the connections."""
@@ -153,11 +161,26 @@ def _proxy_of(scheme: str, host: str, environment: Mapping[str, str]) -> str | N
     return proxy
 
 
-def _system_words(error: BaseException) -> str:
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def is_address_wrong(error: BaseException) -> bool:
+    """Whether a connection failed because the host's name is not found, or what is there cannot prove to be it."""
+    return any(
+        isinstance(cause, socket.gaierror | ssl.SSLCertVerificationError)
+        # The library's own errors of TLS have no reason.
+        or getattr(cause, "reason", None) == "WRONG_VERSION_NUMBER"
+        for cause in _causes(error)
+    )
+
+
+def system_words(error: BaseException) -> str:
     """Return what the operating system says of a failed connection; empty where it says nothing."""
     found = ""
-    cause: BaseException | None = error
-    while cause is not None:
+    for cause in _causes(error):
         # The library's own errors are errors of TLS too, without a message or a reason.
         if (untrusted := getattr(cause, "verify_message", None)) is not None:
             return f"TLS: its certificate is not trusted: {untrusted}"
@@ -168,5 +191,4 @@ def _system_words(error: BaseException) -> str:
         if isinstance(cause, OSError) and cause.errno is not None:
             # asyncio writes a text of its own over the system's; a failed look-up of a name has a number of its own.
             found = os.strerror(cause.errno) if cause.errno > 0 else str(cause.strerror)
-        cause = cause.__cause__ or cause.__context__
     return found

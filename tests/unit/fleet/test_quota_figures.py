@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from quintain.contracts.fleet import QuotaCut, QuotaList, QuotaState
+from quintain.contracts.quota import TryFailure
 from quintain.fleet.fleet_figures import FleetFigures, QuotaCondition, QuotaStatus
 from quintain.fleet.model import FleetModel
 from quintain.fleet.tables import fleet_tables, quota_table
@@ -81,6 +82,19 @@ def test_a_row_tells_the_limits_who_waits_and_why() -> None:
         "calls in flight, 22:11:20 UTC",
     ]
     assert texts[1] == "no answer since 22:12:20 UTC, next try 22:14:00 UTC"
+
+
+@pytest.mark.parametrize(
+    "fields", [{"out_ms": 10, "out_targets": {"small": 5}}, {"refused": True}, {"paused_ms": 5000}]
+)
+def test_a_row_and_a_warning_have_the_reason_for_which_calls_wait(fields: dict[str, object]) -> None:
+    failures = {"large": TryFailure(words="HTTP 500"), "small": TryFailure(words="http://x/v1, Connection refused")}
+    told = figures_of(quota(failures=failures if "out_ms" in fields else {"small": failures["small"]}, **fields))
+    (row,) = quota_table(told.quotas).rows
+    assert row.cells[1].under == "http://x/v1, Connection refused"
+    assert all("Connection refused" in warning for warning in told.warnings)
+    (quiet,) = quota_table(figures_of(quota(failures=failures)).quotas).rows
+    assert quiet.cells[1].under == ""
 
 
 def test_the_quotas_are_a_table_of_the_fleet() -> None:

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
 
 from governor import SCENES
-from quintain.contracts.quota import QuotaTerms, RateFigures, RateReport, TryOutcome, TryReport
+from quintain.contracts.quota import (
+    FailureCause,
+    QuotaTerms,
+    RateFigures,
+    RateReport,
+    TryFailure,
+    TryOutcome,
+    TryReport,
+)
 from quintain.contracts.session import Priority
 from quintain_metadata.quotas.fair_queue import Waiting
 from quintain_metadata.quotas.governor import Governor, QuotaFigures, smallest_terms
@@ -253,6 +262,23 @@ def test_one_target_that_fails_alone_is_out_alone() -> None:
     assert set(figures(on, 1).out_targets) == {"bad"}
     assert figures(on, 1).out_since is None
     assert granted(on, 1, bad=5, good=5) == [f"good{number}" for number in range(1, 6)]
+
+
+def test_why_a_target_had_no_answer_is_told_until_it_answers_also_by_the_next_owner() -> None:
+    on, failure = governor(), TryFailure(words="Connection refused", cause=FailureCause.NOT_TAKEN)
+    wait(on, "a", "b", target="bad")
+    wait(on, "c", target="good")
+    for attempt_id in granted(on, 0):
+        is_good = attempt_id == "c"
+        on.end(1, attempt_id, ANSWERED if is_good else TryReport(outcome=TryOutcome.FAILED, failure=failure))
+    next_owner = governor()
+    next_owner.restore(2, 1, "key", json.loads(json.dumps(on.save(1, "key"))))
+    for each in (on, next_owner):
+        assert figures(each, 2).failures == {"bad": failure}
+        wait(each, "d", target="bad")
+        assert granted(each, 9) == ["d"]
+        each.end(9, "d", ANSWERED)
+        assert figures(each, 9).failures == {}
 
 
 def test_a_refused_key_is_told_and_holds_no_call_until_it_is_answered_or_configured_again() -> None:

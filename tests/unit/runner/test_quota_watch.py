@@ -13,7 +13,8 @@ from rich.console import Console
 
 from quintain.contracts.fleet import QuotaList, QuotaState
 from quintain.contracts.invoke import InvokeRequest
-from quintain.errors import Expired, Fault, ProviderError, ProviderFailed, TargetUnavailable, Throttled
+from quintain.contracts.quota import FailureCause, TryFailure
+from quintain.errors import Expired, Fault, ProviderError, ProviderFailed, Rejected, TargetUnavailable, Throttled
 from quintain_runner.engine import quota_watch
 from quintain_runner.engine.quota_watch import QuotaWatch, wait_line
 from quintain_runner.engine.run_settings import ErrorPolicy
@@ -40,6 +41,11 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def quota(**fields: object) -> QuotaState:
     """The quota of the target ``bot``."""
     return QuotaState(id="team", name="openai-team", targets=["bot"], limit=20).model_copy(update=fields)
+
+
+def failing(cause: FailureCause | None, **fields: object) -> QuotaState:
+    failure = TryFailure(words="could not be reached (http://x/v1, Connection refused)", cause=cause)
+    return quota(failures={"bot": failure}, out_targets={"bot": 5000}, **fields)
 
 
 def prepared(folder: Path, client: FakeClient, count: int = 3) -> EvaluationFolder:
@@ -166,12 +172,13 @@ class Told:
 
     def __init__(self, *quotas: QuotaState) -> None:
         self.quotas, self.now = quotas, 0.0
+        self.give_up_seconds: float | None = 100.0
 
     async def read(self) -> QuotaList:
         return QuotaList(quotas=list(self.quotas), now=0)
 
     def watch(self, **calls: frozenset[str]) -> QuotaWatch:
-        return QuotaWatch(self.read, calls, give_up_seconds=100.0, clock=lambda: self.now)
+        return QuotaWatch(self.read, calls, give_up_seconds=self.give_up_seconds, clock=lambda: self.now)
 
 
 async def test_only_refusals_for_as_long_as_a_run_waits_are_given_up() -> None:
@@ -199,6 +206,50 @@ async def test_a_target_is_given_up_with_its_judge_and_not_with_its_neighbour() 
     assert list(watch.to_give_up()) == ["other"]
 
 
+@pytest.mark.parametrize(
+    ("cause", "option", "has_answered", "seconds"),
+    [
+        (FailureCause.WRONG_ADDRESS, None, False, 60.0),
+        (FailureCause.NOT_TAKEN, None, False, 600.0),
+        (None, None, False, 1800.0),
+        (FailureCause.WRONG_ADDRESS, None, True, 1800.0),
+        (FailureCause.NOT_TAKEN, None, True, 1800.0),
+        (FailureCause.WRONG_ADDRESS, 7200.0, False, 7200.0),
+        (FailureCause.NOT_TAKEN, 5.0, False, 5.0),
+    ],
+)
+async def test_how_long_a_first_answer_is_waited_for_depends_on_the_reason(
+    cause: FailureCause | None, option: float | None, has_answered: bool, seconds: float
+) -> None:
+    # It was out long before this run began.
+    told = Told(failing(cause, out_ms=9_000_000))
+    told.give_up_seconds = option
+    watch = told.watch(bot=frozenset({"bot"}))
+    if has_answered:
+        watch.note_answer("bot")
+    for told.now in (0.0, seconds - 0.1):
+        await watch.refresh()
+        assert watch.to_give_up() == {}
+    told.now = seconds
+    await watch.refresh()
+    parked = watch.to_give_up()["bot"]
+    assert (parked.code, "http://x/v1, Connection refused" in parked.error) == ("provider_error", True)
+    assert parked.setting is not None
+
+
+async def test_a_rejected_request_is_an_answer(tmp_path: Path) -> None:
+    async def answer(_: InvokeRequest) -> str:
+        raise Rejected("HTTP 400", charged=True)
+
+    noted = set[str]()
+    client = FakeClient(answer)
+    client.quotas = [quota()]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(QuotaWatch, "note_answer", lambda _, target: noted.add(target))
+        await prepared(tmp_path, client, 1).run()
+    assert noted == {"bot"}
+
+
 async def test_a_deadline_allows_the_wait_only_where_there_is_a_quota() -> None:
     watch = Told(quota()).watch(bot=frozenset({"bot", "judge"}))
     await watch.refresh()
@@ -223,6 +274,13 @@ async def test_a_deadline_allows_the_wait_only_where_there_is_a_quota() -> None:
         (
             quota(targets=["bot", "other"], out_targets={"bot": 40_000}),
             "bot of openai-team has not answered, 83 trials wait, next probe in 40 s; --give-up-after 2h",
+        ),
+        (
+            failing(None, out_ms=960_000),
+            (
+                "openai-team has not answered since 02:14, 83 trials wait, next probe in 5 s; --give-up-after 2h; "
+                "the last: could not be reached (http://x/v1, Connection refused)"
+            ),
         ),
     ],
 )

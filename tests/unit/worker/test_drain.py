@@ -7,6 +7,9 @@ import asyncio
 import pytest
 
 from quintain.contracts.ledger import DrainState, Heartbeat
+from quintain.contracts.quota import QuotaCard, QuotaTerms
+from quintain.errors import ProviderFailed
+from quintain_worker.providers.provider import Billing, ProviderFailure
 from support.fake_ledger_service import FakeEvaluator, FakeLedgerService, next_item
 from support.quick import timings
 from support.running_worker import GatedProvider, next_result, running_worker
@@ -86,3 +89,22 @@ async def test_a_last_word_that_nobody_answers_keeps_nobody_from_ending(ledger: 
         async with asyncio.timeout(2):
             await worker.stop()
     assert new_heartbeats(ledger)[-1].drain is DrainState.DRAINED
+
+
+async def test_calls_that_wait_for_another_try_end_at_once_and_are_not_told_as_running(
+    ledger: FakeLedgerService, caplog: pytest.LogCaptureFixture
+) -> None:
+    gate, evaluator = GatedProvider(), FakeEvaluator(ledger.bus, "a")
+    gate.outcome = ProviderFailure(ProviderFailed("HTTP 503", charged=False), Billing.UNBILLED, retryable=True)
+    await evaluator.start()
+    quota = QuotaCard(id="team", name="team", terms=QuotaTerms())
+    async with running_worker(ledger, gate, max_tries=3, quota=quota) as (worker, _):
+        # The first try fails, and the second has no place in its quota's line.
+        await evaluator.send_request()
+        await next_item(ledger.admits)
+        ledger.admit_policy = lambda _: None
+        await next_item(ledger.settles)
+        await next_item(ledger.admits)
+        async with asyncio.timeout(5):
+            await worker.stop(grace_seconds=60)
+    assert not [text for text in caplog.messages if "running calls" in text]

@@ -15,6 +15,7 @@ from pydantic import SecretStr
 
 from quintain.contracts.api_request import ApiRequest, json_text
 from quintain.contracts.invoke import InvokeRequest
+from quintain.contracts.quota import MAX_FAILURE_LENGTH, FailureCause, TryFailure
 from quintain.errors import ConfigError, ProviderFailed, ReplyTooLarge, TimedOut
 from quintain_worker.providers import model_api
 from quintain_worker.providers.factory import build_provider
@@ -282,3 +283,37 @@ async def test_nothing_is_sent_before_the_servers_certificate_is_checked(tmp_pat
         failed = await failure_of(CHAT.provider(url))
     assert (failed.billing, failed.retryable, failed.fault.charged) == (Billing.UNBILLED, True, False)
     assert "TLS: " in failed.fault.message
+    assert failed.cause is FailureCause.WRONG_ADDRESS
+
+
+@wires
+@pytest.mark.parametrize(
+    ("url", "cause"),
+    [
+        ("http://127.0.0.1:9/v1", FailureCause.NOT_TAKEN),
+        ("http://no-such-host.invalid/v1", FailureCause.WRONG_ADDRESS),
+    ],
+)
+async def test_what_cannot_be_reached_is_told_with_its_url_and_cause(wire: Wire, url: str, cause: FailureCause) -> None:
+    failed = await failure_of(wire.provider(url), REQUESTS[wire.name])
+    assert (failed.billing, failed.cause) == (Billing.UNBILLED, cause)
+    assert url in failed.fault.message
+
+
+@wires
+@pytest.mark.parametrize(
+    ("status", "cause"),
+    [(503, FailureCause.NOT_TAKEN), (404, FailureCause.NOT_FOUND), (500, None), (401, None), (400, None)],
+)
+async def test_an_answer_says_what_mends_it_and_its_words_have_no_control_characters_and_no_key(
+    server: ModelServer, wire: Wire, status: int, cause: FailureCause | None
+) -> None:
+    words = json_text({"error": {"message": f"\x1b[2J{KEY}\u202e gone" + 5000 * "!"}})
+    server.set_responses(ScriptedResponse(status=status, body=words))
+    failed = await failure_of(wire.provider(server.url), REQUESTS[wire.name])
+    assert failed.cause is cause
+    told = TryFailure.of(failed.fault.message, failed.cause)
+    assert told.words.isprintable()
+    assert KEY not in told.words
+    assert len(told.words) <= MAX_FAILURE_LENGTH
+    assert status == 400 or server.url in told.words

@@ -9,7 +9,7 @@ import pytest
 from quintain.contracts.headers import ACCEPT_HEADER, TRACEPARENT_HEADER
 from quintain.contracts.invoke import Chunk, FaultReply, InvokeRequest, TokenUsage
 from quintain.contracts.ledger import Admission, Admit, AttemptOutcome, CallKey, Settle
-from quintain.contracts.quota import QuotaCard, QuotaTerms, RateFigures, RateReport, TryOutcome, TryReport
+from quintain.contracts.quota import QuotaCard, QuotaTerms, RateFigures, RateReport, TryFailure, TryOutcome, TryReport
 from quintain.errors import Expired, Fault, ProviderError, ProviderFailed, TargetUnavailable, Throttled
 from quintain.topology import target_queue
 from quintain_worker import attempt as attempts
@@ -80,7 +80,8 @@ async def test_a_throttled_try_ends_its_attempt_and_the_call_asks_again_with_ano
         assert len({admit.attempt_id for admit in admits}) == 6
         assert {admit.request_id for admit in admits} == {"r-c1"}
         assert [settle.outcome for settle in settles] == [AttemptOutcome.THROTTLED] * 5 + [AttemptOutcome.RESULT]
-        assert settles[0].report == TryReport(outcome=TryOutcome.THROTTLED, rates=RATES)
+        failure = TryFailure(words=throttled().fault.message)
+        assert settles[0].report == TryReport(outcome=TryOutcome.THROTTLED, rates=RATES, failure=failure)
         assert (settles[0].unproven, settles[0].fault and settles[0].fault.code) == (None, "throttled")
         assert settles[-1].report == TryReport(outcome=TryOutcome.ANSWERED, tokens=3)
         assert (result.attempts, result.token_usage) == (6, TokenUsage(input=1, output=2))
@@ -120,7 +121,8 @@ async def test_a_refused_key_ends_the_call_and_the_ledger_is_told(
         await evaluator.send_request()
         assert (await next_fault(evaluator)).code == "target_unavailable"
         settle = await next_item(ledger.settles)
-        assert (settle.outcome, settle.report) == (AttemptOutcome.REFUND, TryReport(outcome=TryOutcome.REFUSED))
+        report = TryReport(outcome=TryOutcome.REFUSED, failure=TryFailure(words="revoked"))
+        assert (settle.outcome, settle.report) == (AttemptOutcome.REFUND, report)
 
 
 def hold_later_attempts(ledger: FakeLedgerService) -> None:

@@ -14,7 +14,7 @@ from functools import partial
 from urllib.parse import urlsplit
 
 from quintain.config.http_targets import HttpTarget
-from quintain.contracts.quota import RateReport, TryOutcome
+from quintain.contracts.quota import FailureCause, RateReport, TryOutcome
 from quintain.errors import ConversationLost, ProviderError, ProviderFailed, Rejected, Throttled
 from quintain_worker.providers import model_failures
 from quintain_worker.providers.model_failures import FailureKind
@@ -41,7 +41,14 @@ _NOT_FOUND = FailureKind(_CHARGED, "has no such path or method", Billing.BILLED,
 _THROTTLED = FailureKind(
     Throttled, "asked to slow down", Billing.UNBILLED, retryable=True, outcome=TryOutcome.THROTTLED
 )
-_POSTPONED = FailureKind(_UNCHARGED, "asked to be called later", Billing.UNBILLED, retryable=True)
+_UNAVAILABLE = replace(FAILED, cause=FailureCause.NOT_TAKEN)
+_POSTPONED = replace(
+    _UNAVAILABLE,
+    make_fault=_UNCHARGED,
+    description="asked to be called later",
+    billing=Billing.UNBILLED,
+    retryable=True,
+)
 
 _BY_STATUS = {
     401: _REFUSED,
@@ -51,6 +58,7 @@ _BY_STATUS = {
     405: _NOT_FOUND,
     408: TIMED_OUT,
     429: _THROTTLED,
+    503: _UNAVAILABLE,
 }
 
 #: What an endpoint answers to a session that it does not know.
