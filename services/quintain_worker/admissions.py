@@ -293,11 +293,11 @@ class GateVisit:
 
 
 class CallGate:
-    """Counts the calls that are inside: those that wait for their admission, and those that run.
+    """Counts the calls that are inside: those that ask for their admission, and those that run.
 
-    All targets of a worker share one gate: a call that ends the process ends those of all. A call that is to be alone
-    enters when all others have left, and none enters beside it. The others wait for one such call each, and enter
-    before the next one, so that neither kind waits for ever.
+    One that the ledger lets wait is outside meanwhile. All targets of a worker share one gate: a call that ends the
+    process ends those of all. A call that is to be alone enters when all others have left, and none enters beside it.
+    The others wait for one such call each, and enter before the next one, so that neither kind waits for ever.
 
     A call that runs may wait for others that the gate keeps out: those that its agent sends to this worker. So no call
     keeps others out, nor waits as the next to be alone, for more than ``max_wait_seconds``: then they enter.
@@ -330,7 +330,7 @@ class CallGate:
 
     async def enter_alone(self, visit: GateVisit, timeout_seconds: float) -> None:
         """Leave, and enter when nothing else is inside, and after ``timeout_seconds`` at the latest."""
-        self._inside -= 1
+        self._inside -= visit.is_inside
         visit.is_inside, visit.is_alone = False, True
         await self._wait(self._alone, visit, timeout_seconds)
 

@@ -57,8 +57,6 @@ class SlotDecision(Enum):
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    """A call that waits."""
-
     delivery: Delivery
     decision: asyncio.Future[SlotDecision] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
@@ -86,6 +84,8 @@ class CallSlots:
         self._free = count
         self._waiting: deque[_Waiting] = deque()
         self.released_count = 0
+        #: What gives back those with a slot that the ledger lets wait, and with which nobody has begun.
+        self.held: dict[MessageHold, Callable[[], object]] = {}
 
     @property
     def free(self) -> int:
@@ -109,8 +109,10 @@ class CallSlots:
         waiting, loop = _Waiting(delivery), asyncio.get_running_loop()
         ends_at = math.inf if timeout_seconds is None else loop.time() + timeout_seconds
         if delivery.redelivered or COPY_HEADER in delivery.headers:
-            # Its worker may have died: it was charged then, and its caller has waited longest.
+            # Its worker may have died: it was charged then, and what is held may wait for the money that it reserved.
             self._waiting.appendleft(waiting)
+            if self.held:
+                self.held.popitem()[1]()
         else:
             self._waiting.append(waiting)
         at_end = SlotDecision.EXPIRED if ends_at <= return_at else SlotDecision.HELD_LONG_ENOUGH
@@ -169,7 +171,7 @@ class TargetConsumer:
         self._turn_slots = CallSlots(card.slots)
         self._waits: SessionWaits | None = None
         if has_line:
-            self._waits = SessionWaits(context.bus, target.name, lambda: self._call_slots.free)
+            self._waits = SessionWaits(context.bus, target.name, lambda: self._call_slots.free, self._places)
         self.pause = PauseState(report_pause, context.timings)
         self._in_flight = 0
         self._consumer: Consumer | None = None
@@ -330,7 +332,7 @@ class TargetConsumer:
             await handle_each(partial(self._handle_call, slots, return_at), calls)
 
     async def _handle_call(self, slots: CallSlots, return_at: float, delivery: Delivery) -> None:
-        hold = None if self._waits is None else MessageHold(delivery, self._waits)
+        hold = None if self._waits is None else MessageHold(delivery, self._waits, slots.held)
         handler = DeliveryHandler(self._target, self._context, self.pause, delivery, return_at, hold)
         if (delivery.redelivered or COPY_HEADER in delivery.headers) and not await self._join(slots, handler):
             return

@@ -70,8 +70,7 @@ class DeliveryHandler:
         self._request: IncomingRequest
         self._attempt_id = ""
         self._tries = CallTries()
-        #: The request's deadline in the loop's seconds; where it names none, the ledger ends its wait. And until when
-        #: its call may wait.
+        #: The request's deadline in the loop's seconds, if it names one, and until when its call may wait.
         self._ends_at, self._waits_until = 0.0, 0.0
         #: Before this time of the loop no admission is asked for.
         self._ask_at = 0.0
@@ -219,23 +218,28 @@ class DeliveryHandler:
 
     async def _admit(self, visit: GateVisit, admit_span: Span | None) -> Admission | None:
         context, loop = self._context, asyncio.get_running_loop()
-        if self._ask_at:
-            # After a failure, at most until the deadline.
+        if self._ask_at:  # after a failure, at most until the deadline
             await self._pause.wait_until(min(self._ask_at, self._waits_until))
         if not visit.is_inside:
             await context.gate.enter(visit, self._waits_until - loop.time())
-        on_held = None
-        if self._hold is not None:
-            on_held = partial(self._hold.begin_waiting, partial(context.admission_client.return_call, self._attempt_id))
-        admission = await self._request_admission(alone=visit.is_alone or None, on_held=on_held)
+        admission = await self._request_admission(alone=visit.is_alone or None, on_held=partial(self._on_held, visit))
         if admission is not None and admission.must_be_alone:
             await context.gate.enter_alone(visit, self._ends_at - loop.time())
             admission = await self._request_admission(alone=True)
+        elif admission is not None and admission.is_grant and not visit.is_inside:
+            await context.gate.enter(visit, self._ends_at - loop.time())
         if self._hold is not None:
             self._hold.end_waiting()
         if admit_span is not None:
             admit_span.set_attributes(admission_attributes(admission))
         return admission
+
+    def _on_held(self, visit: GateVisit) -> None:
+        """The ledger lets the call wait: outside of the gate, as a call to be alone may hold what it waits for."""
+        if not visit.is_alone:
+            self._context.gate.leave(visit)
+        if self._hold is not None:
+            self._hold.begin_waiting(partial(self._context.admission_client.return_call, self._attempt_id))
 
     async def _request_admission(
         self,
@@ -324,8 +328,8 @@ class DeliveryHandler:
         """Return the message to its queue, or to its target's backlog."""
         seconds = self._ends_at - asyncio.get_running_loop().time()
         if self._hold is None or not await self._hold.move_to_backlog(seconds, call or self._delivery):
-            bus, target = self._context.bus, self._target.name
-            await return_copy(bus, self._delivery, target, remaining_seconds=seconds, holder=call)
+            bus = self._context.bus
+            await return_copy(bus, self._delivery, self._target.name, remaining_seconds=seconds, holder=call)
 
     async def _return_to_queue(self, call: InflightCall, result: AttemptResult) -> None:
         """Settle the attempt and return the call to its queue: no reply is sent, and the call is not charged."""

@@ -40,10 +40,15 @@ BACKLOG_RETRY_SECONDS = 10.0
 
 
 class SessionWaits:
-    """The calls that wait for one target, by session. ``free_places`` returns how many more would find room."""
+    """The calls that wait for one target, by session. ``free_places`` returns how many more would find room.
 
-    def __init__(self, bus: Bus, target: str, free_places: Callable[[], int]) -> None:
+    A session has no more than half of all ``places``: what is delivered again must find one, as calls that wait may
+    wait for the money that it reserved.
+    """
+
+    def __init__(self, bus: Bus, target: str, free_places: Callable[[], int], places: int = 2 * MIN_WAITING) -> None:
         self._bus, self._target, self._free_places = bus, target, free_places
+        self._min_waiting = min(MIN_WAITING, places // 2)
         self._waiting: Counter[str] = Counter()
         self._moves = BatchSender[None, tuple[Envelope, asyncio.Future[bool]]](self._publish_moved, count=_count_moves)
         #: How many calls are on their way to the backlog: their places are as good as free.
@@ -53,7 +58,7 @@ class SessionWaits:
 
     def has_room(self, session: str) -> bool:
         """Whether a further call of this session may wait here."""
-        is_among_few = self._waiting[session] < max(MIN_WAITING, self._free_places() + self._leaving)
+        is_among_few = self._waiting[session] < max(self._min_waiting, self._free_places() + self._leaving)
         return is_among_few or asyncio.get_running_loop().time() < self._stays_until
 
     def begin(self, session: str) -> None:
@@ -118,21 +123,30 @@ def _count_moves(moves: list[tuple[Envelope, asyncio.Future[bool]]]) -> int:
 
 
 class MessageHold:
-    """How the message of a call that may wait for a quota is held: as one of so many of its session that wait."""
+    """How the message of a call that may wait for a quota is held: as one of so many of its session that wait.
 
-    def __init__(self, delivery: Delivery, waits: SessionWaits) -> None:
-        self._delivery, self._waits = delivery, waits
+    While it may be given back, it is among ``held``, with what does so.
+    """
+
+    def __init__(self, delivery: Delivery, waits: SessionWaits, held: dict[MessageHold, Callable[[], object]]) -> None:
+        self._delivery, self._waits, self._held = delivery, waits, held
         self._is_waiting = self._is_beyond_share = False
         #: Whether nobody has begun with the call, so that it may be moved.
         self._is_new = may_be_moved(delivery)
+        self._may_be_returned = delivery.exchange != CONVERSATION.name and not is_begun(delivery)
 
     def begin_waiting(self, give_back: Callable[[], object] | None = None) -> None:
         """Count the call among those that wait; where its session has its share, ``give_back`` is called instead."""
-        if self._is_waiting or self._is_beyond_share:
+        if self._is_beyond_share:
+            return
+        if give_back is not None and self._may_be_returned:
+            self._held[self] = give_back
+        if self._is_waiting:
             return
         session = session_of(self._delivery)
         if give_back is not None and self._is_new and not self._waits.has_room(session):
             self._is_beyond_share = True
+            self._held.pop(self, None)
             self._waits.leave()
             give_back()
         else:
@@ -145,7 +159,8 @@ class MessageHold:
 
     def end_waiting(self) -> None:
         """Count out the call, if it waits: it was decided."""
-        self._is_new = False
+        self._is_new = self._may_be_returned = False
+        self._held.pop(self, None)
         if self._is_waiting:
             self._is_waiting = False
             self._waits.end(session_of(self._delivery))
@@ -160,11 +175,12 @@ class MessageHold:
 
 def may_be_moved(delivery: Delivery) -> bool:
     """Whether a message may go to the backlog: it is no turn, not from there, and nobody has begun with it."""
-    return (
-        delivery.exchange not in {BACKLOG.name, CONVERSATION.name}
-        and not delivery.redelivered
-        and copied_attempt(delivery) is None
-    )
+    return delivery.exchange not in {BACKLOG.name, CONVERSATION.name} and not is_begun(delivery)
+
+
+def is_begun(delivery: Delivery) -> bool:
+    """Whether a worker may have begun with the call of a message: it was delivered before, or is a copy."""
+    return delivery.redelivered or copied_attempt(delivery) is not None
 
 
 def session_of(delivery: Delivery) -> str:

@@ -68,6 +68,7 @@ async def running_worker(
     ledger: FakeLedgerService,
     *providers: Provider,
     max_concurrency: int = 10,
+    worker_concurrency: int | None = None,
     max_tries: int = 1,
     progress_seconds: float = PROGRESS_SECONDS,
     drain: Callable[[], object] | None = None,
@@ -85,7 +86,8 @@ async def running_worker(
         )
         for name, provider in zip(names, providers, strict=True)
     }
-    cards = [TargetCard(name=name, provider="mock", max_concurrency=max_concurrency, quota=quota) for name in names]
+    limits = {"max_concurrency": max_concurrency, "worker_concurrency": worker_concurrency}
+    cards = [TargetCard(name=name, provider="mock", quota=quota, **limits) for name in names]
     worker = Worker(
         bus, served, cards, on_drain=drain, timings=timings, consumer_timeout_seconds=consumer_timeout_seconds
     )

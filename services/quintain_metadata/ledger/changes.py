@@ -116,10 +116,10 @@ class Changes:
                 self.counters.refund(self.rows.sessions[key[0]], -change.used)
         return change
 
-    def end_lost(self, call: CallRow) -> Fault:
+    def end_lost(self, call: CallRow, refusal: Fault | None = None) -> Fault:
         """Mark a running call as in doubt, whose holder or whose settle is lost, and which no attempt may take over.
 
-        Returns its fault.
+        ``refusal`` says why not, where that is neither the deadline nor the number of attempts. Returns its fault.
         """
         holder = self.rows.holder(call)
         fault: Fault = TimedOut()
@@ -127,7 +127,10 @@ class Changes:
             fault = Cancelled(charged=True)
         elif not holder.is_alive:
             lost = with_loss(call, holder.lost_calls)
-            fault = WorkerLost() if lost.attempts - lost.uncounted_attempts >= MAX_ATTEMPTS else TimedOut()
+            if refusal is not None:
+                fault = WorkerLost(f"Its worker was lost, and no further attempt may be made: {refusal.message}")
+            elif lost.attempts - lost.uncounted_attempts >= MAX_ATTEMPTS:
+                fault = WorkerLost()
         if not holder.is_alive:
             self.add(call_rows.RECORD_LOSS_SQL, holder.lost_calls, call.incarnation)
         change = TRANSITIONS[call.state, LifecycleEvent.LOST]

@@ -14,7 +14,6 @@ from quintain.contracts.money import dollars_text
 from quintain.contracts.values import require_possible_deadline
 from quintain.errors import (
     BadRequest,
-    BudgetExhausted,
     Cancelled,
     Expired,
     Fault,
@@ -142,14 +141,13 @@ def admit(changes: Changes, operation: AdmitOperation) -> Admission | Deferred |
             change = TRANSITIONS[CallState.NONE, LifecycleEvent.ADMITTED]
             return _start_attempt(changes, operation, session, None, change)
         return _admit_known(changes, operation, session, call)
-    except (BudgetExhausted, TargetUnavailable) as refusal:
-        if call is None or call.state is not CallState.RUNNING:
+    except Fault as refusal:
+        is_lost = call is not None and call.state is CallState.RUNNING and not changes.rows.holder(call).is_alive
+        if call is None or not is_lost or isinstance(refusal, RequestConflict | Cancelled):
             return _end_reservation(changes, request, call, refusal)
         # No attempt takes over: what the lost one may have cost is held.
-        fault = FaultReply.from_fault(changes.end_lost(call))
+        fault = FaultReply.from_fault(changes.end_lost(call, refusal))
         return Admission(attempt_id=request.attempt_id, fault=fault)
-    except Fault as refusal:
-        return _end_reservation(changes, request, call, refusal)
 
 
 def _end_reservation(changes: Changes, request: Admit, call: CallRow | None, refusal: Fault) -> Admission:
@@ -228,6 +226,8 @@ def _start_attempt(
     deadline = _deadline(changes, request, session, call)
     waits_until = deadline if is_running or request.wait_until is None else min(deadline, request.wait_until)
     _require_in_time(changes, request, key, waits_until)
+    # Before anything that it would wait for, and before the call is charged: what is refused changes nothing.
+    _require_cost(changes, request, session, is_running=is_running)
     if request.copy_of is not None:
         return Admission(attempt_id=request.attempt_id, needs_slot=True)
     worker = changes.rows.workers.get(incarnation)
@@ -237,8 +237,6 @@ def _start_attempt(
         return Deferred(*key, request.target, DeferReason.TARGET, waits_until, session.share, is_running)
     if call is not None and is_running and not request.alone and _must_be_alone(changes, call):
         return Admission(attempt_id=request.attempt_id, must_be_alone=True)
-    # Before the call is charged: what is refused for its cost changes nothing.
-    _require_cost(changes, request, session, is_running=is_running)
     if change.used:
         changes.counters.charge(session)
     payer = None if operation.after_quota else _reserve_cost(changes, operation, session, is_running=is_running)

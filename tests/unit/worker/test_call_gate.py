@@ -173,6 +173,33 @@ async def test_a_worker_that_stops_keeps_nobody_out() -> None:
         await gate.wait_inside("first", "other", "second", "third")
 
 
+async def test_a_call_to_be_alone_does_not_wait_for_those_that_the_ledger_lets_wait() -> None:
+    waiting, suspect = GatedProvider(), GatedProvider()
+    suspect.open.clear()
+
+    def decide(admit: Admit) -> Admission | str:
+        if admit.request_id == "r-waiting":
+            return "held"
+        must_be_alone = not admit.alone
+        return Admission(attempt_id=admit.attempt_id, must_be_alone=True) if must_be_alone else grant(admit)
+
+    async with fake_ledger_service(decide) as ledger:
+        evaluators = [FakeEvaluator(ledger.bus, name) for name in "ab"]
+        for evaluator in evaluators:
+            await evaluator.start()
+        async with running_worker(ledger, waiting, suspect, timings=timings(admit_repeat_seconds=20)):
+            await evaluators[0].send_request("waiting")
+            held = await next_item(ledger.admits)
+            await evaluators[1].send_request("suspect")
+            await next_item(suspect.requests)
+            # What is granted meanwhile runs after the call that is alone.
+            await ledger.answer_last_admit(grant(held))
+            await asyncio.sleep(0.05)  # what must not happen now would
+            assert waiting.requests.empty()
+            suspect.open.set()
+            assert [(await next_result(evaluator)).raw_text for evaluator in evaluators] == ["yes", "yes"]
+
+
 async def test_a_worker_asks_again_when_nothing_runs_and_admits_nothing_beside_the_call() -> None:
     first, second, events = GatedProvider(), GatedProvider(), list[str]()
     first.open.clear()

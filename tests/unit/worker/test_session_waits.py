@@ -11,6 +11,7 @@ import pytest
 from quintain.bus.base import PUBLISH_TIMEOUT_SECONDS, Envelope
 from quintain.bus.memory import MemoryBroker
 from quintain.config.prices import Price
+from quintain.contracts.headers import COPY_HEADER
 from quintain.contracts.ledger import Admission, Admit
 from quintain.contracts.quota import QuotaCard, QuotaTerms
 from quintain.errors import QueueFull
@@ -137,6 +138,29 @@ async def test_calls_that_wait_for_money_keep_no_others_from_a_slot(
         for number in range(10):
             await few.send_request(f"few{number}", reply_to=evaluator.reply_key)
         for _ in range(10):
+            assert (await next_result(evaluator)).raw_text == "yes"
+
+
+@pytest.mark.parametrize("slots", [1, 2, 20])
+async def test_calls_that_wait_for_money_leave_a_place_to_one_whose_worker_was_lost(
+    ledger: FakeLedgerService, evaluator: FakeEvaluator, slots: int
+) -> None:
+    def decide(ask: Admit) -> Admission | str:
+        if ask.request_id.startswith("r-many"):
+            return "held"
+        return Admission(attempt_id=ask.attempt_id, needs_slot=True) if ask.copy_of else grant(ask)
+
+    ledger.admit_policy = decide
+    async with running_worker(
+        ledger, GatedProvider(), price=Price(per_call=0.01), worker_concurrency=slots, max_concurrency=64
+    ):
+        await publish_many(evaluator, 100)
+        held = {(await next_item(ledger.admits)).request_id for _ in range(slots)}
+        assert all(each.startswith("r-many") for each in held)
+        await wait_until(lambda: count_messages(ledger)["queue"] == 0)
+        for number in range(2 * slots):
+            await evaluator.send_request(f"lost{number}", headers={COPY_HEADER: "attempt"})
+        for _ in range(2 * slots):
             assert (await next_result(evaluator)).raw_text == "yes"
 
 
