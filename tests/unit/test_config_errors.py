@@ -210,10 +210,10 @@ def test_aliases_that_stand_for_more_than_a_file_may_hold_are_refused_while_they
     text = "\n".join(["a: &a [x,x,x,x,x,x,x,x,x]", *levels])
     assert len(text) < 500
     assert config_error(file, text) == (
-        "quintain.yaml: line 6, column 8: with aliases expanded it has more than 100,000 values; use fewer or "
+        "quintain.yaml: line 6, column 4: with aliases expanded it has more than 100,000 values; use fewer or "
         "smaller aliases"
     )
-    with pytest.raises(ConfigError, match=r"eval\.yaml: line 6, column 8: .* more than 100,000 values"):
+    with pytest.raises(ConfigError, match=r"eval\.yaml: line 6, column 4: .* more than 100,000 values"):
         load_evaluation(file.rename(file.with_name("eval.yaml")))
 
 
@@ -223,9 +223,9 @@ def test_aliases_that_stand_for_more_than_a_file_may_hold_are_refused_while_they
         ("[" * 101 + "]" * 101, "line 1, column 101: nested too deeply: more than 100 levels"),
         (
             "\n".join(["a0: &a0 [x]", *(f"a{n}: &a{n} [*a{n - 1}]" for n in range(1, 101))]),
-            "line 99, column 12: nested too deeply",
+            "line 98, column 6: nested too deeply",
         ),
-        ("a: &a {b: [*a]}", "line 1, column 12: an anchor contains itself; write the value out"),
+        ("a: &a {b: [*a]}", "line 1, column 4: an anchor contains itself; write the value out"),
     ],
     ids=["written out", "by aliases", "without end"],
 )

@@ -121,19 +121,10 @@ def answer_text(value: JsonValue) -> str:
 
 def _javascript_number(number: float) -> str:
     """A number as ECMAScript's Number::toString prints it, in which Python has the same shortest digits."""
-    sign, digits, exponent = Decimal(repr(number)).normalize().as_tuple()
-    if not isinstance(exponent, int) or digits == (0,):
+    digits = Decimal(repr(number)).normalize()
+    if not number:
         return "0"
-    text, minus = "".join(map(str, digits)), "-" if sign else ""
-    point = len(text) + exponent
-    if len(text) <= point <= 21:
-        return f"{minus}{text}{'0' * (point - len(text))}"
-    if 0 < point <= 21:
-        return f"{minus}{text[:point]}.{text[point:]}"
-    if -6 < point <= 0:
-        return f"{minus}0.{'0' * -point}{text}"
-    fraction = f".{text[1:]}" if len(text) > 1 else ""
-    return f"{minus}{text[0]}{fraction}e{'+' if point > 0 else '-'}{abs(point - 1)}"
+    return f"{digits:f}" if 1e-6 <= abs(number) < 1e21 else f"{digits:e}"
 
 
 def same_json(value: JsonValue, expected: JsonValue) -> bool:

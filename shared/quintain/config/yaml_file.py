@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import math
 import re
@@ -35,6 +36,7 @@ MAX_NODES = 100_000
 
 #: The most levels of nesting; an alias is as deep as the value that it stands for.
 MAX_DEPTH = 100
+_TOO_DEEP = f"nested too deeply: more than {MAX_DEPTH} levels, aliases expanded"
 
 
 #: The keys and positions that lead to a value of a file, such as ``("targets", 0, "model")``.
@@ -99,11 +101,14 @@ def parse_yaml(text: str, name: str, errors: list[str] | None = None) -> YamlDoc
         node = loader.get_single_node()
         if node is None:
             return YamlDocument(None)
+        _extent(node, {})
         # Before the values are constructed, because that resolves merge keys and changes the nodes.
         lines = dict(_lines(node, ()))
         value = loader.construct_document(node)
     except ConfigError as error:
         raise ConfigError(f"{name}: {error.message}") from None
+    except RecursionError:
+        raise ConfigError(f"{name}: {_position(loader.get_mark())}{_TOO_DEEP}") from None
     except (yaml.MarkedYAMLError, ValueError, OverflowError) as error:
         # Of Python's own errors the escape of no character is one.
         position = _position(getattr(error, "problem_mark", None) or loader.get_mark())
@@ -135,54 +140,41 @@ def _lines(node: yaml.Node, place: Place) -> Iterator[tuple[Place, int]]:
                 yield from _lines(value, (*place, key.value))
 
 
-@dataclass(frozen=True, slots=True)
-class _Extent:
-    """The number of nodes and levels of a node, itself included, with aliases expanded."""
+def _extent(node: yaml.Node, known: dict[int, tuple[int, int]], level: int = 1) -> tuple[int, int]:
+    """The number of values and of levels of a node, itself included, with aliases expanded: they let a short text stand
+    for any number. ``known`` are those of other nodes, by their identity, and ``level`` is its own, from 1.
 
-    nodes: int
-    depth: int
+    Raises `ConfigError` if there are too many.
+    """
+    nodes, depth = known.get(id(node), (1, 1))
+    if level + depth - 1 > MAX_DEPTH:
+        raise ConfigError(f"{_position(node.start_mark)}{_TOO_DEEP}")
+    if id(node) in known:
+        if not nodes:
+            raise ConfigError(f"{_position(node.start_mark)}an anchor contains itself; write the value out")
+        return nodes, depth
+    known[id(node)] = 0, 1
+    if isinstance(node, yaml.CollectionNode):
+        items = node.value if isinstance(node, yaml.SequenceNode) else itertools.chain.from_iterable(node.value)
+        for item in items:
+            count, levels = _extent(item, known, level + 1)
+            nodes, depth = nodes + count, max(depth, levels + 1)
+    if nodes > MAX_NODES:
+        raise ConfigError(
+            f"{_position(node.start_mark)}with aliases expanded it has more than {MAX_NODES:,} values; use fewer or "
+            "smaller aliases"
+        )
+    known[id(node)] = nodes, depth
+    return nodes, depth
 
 
 class _Loader(yaml.SafeLoader):
-    """A loader that counts nodes while it composes them, because aliases let a short text stand for any number."""
+    """A loader of the core schema. ``errors`` are those of single keys and values."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self.errors: list[str] = []
         self.differing: list[yaml.ScalarNode] = []
-        self._extents: dict[int, _Extent] = {}
-        self._nodes = self._depth = self._deepest = 0
-
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        mark: yaml.Mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
-        is_alias = self.check_event(yaml.AliasEvent)
-        nodes_before, deepest_before = self._nodes, self._deepest
-        self._depth += 1
-        self._deepest = self._depth
-        # Before the nodes below it are composed, which recurses.
-        self._count(mark, nodes=1, depth=self._depth)
-        node = super().compose_node(parent, index)
-        if is_alias:
-            extent = self._extents.get(id(node))
-            if extent is None:
-                raise ConfigError(f"{_position(mark)}an anchor contains itself; write the value out")
-            self._count(mark, nodes=extent.nodes - 1, depth=self._depth + extent.depth - 1)
-        else:
-            self._extents[id(node)] = _Extent(self._nodes - nodes_before, self._deepest - self._depth + 1)
-        self._deepest = max(self._deepest, deepest_before)
-        self._depth -= 1
-        return node
-
-    def _count(self, mark: yaml.Mark, *, nodes: int, depth: int) -> None:
-        self._nodes += nodes
-        self._deepest = max(self._deepest, depth)
-        if self._nodes > MAX_NODES:
-            raise ConfigError(
-                f"{_position(mark)}with aliases expanded it has more than {MAX_NODES:,} values; use fewer or smaller "
-                "aliases"
-            )
-        if self._deepest > MAX_DEPTH:
-            raise ConfigError(f"{_position(mark)}nested too deeply: more than {MAX_DEPTH} levels, aliases expanded")
 
     def compose_scalar_node(self, anchor: dict[str, yaml.Node]) -> yaml.ScalarNode:
         is_plain = self.peek_event().implicit[0]  # type: ignore[no-untyped-call]
