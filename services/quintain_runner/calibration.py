@@ -36,7 +36,6 @@ from quintain_runner.results.labels import verdicts_of
 from quintain_runner.results.row import Row, RowKey
 from quintain_runner.results.store import all_current_rows, current_rows, open_results
 from quintain_runner.spec.judge_graders import ACTIVITY_SECTIONS, JudgeGrader
-from quintain_runner.statistics.analysis import Difference
 from quintain_runner.statistics.label_agreement import (
     JudgePair,
     LabelAgreement,
@@ -44,6 +43,7 @@ from quintain_runner.statistics.label_agreement import (
     agreement_differences,
     label_agreement,
 )
+from quintain_runner.statistics.significance import Difference
 
 CALIBRATION_FILE_NAME = "calibration.json"
 

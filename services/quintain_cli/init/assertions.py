@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from math import floor
+from math import floor, isfinite
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +23,6 @@ from quintain_runner.spec.graders import GraderSpec
 from quintain_runner.spec.right_answers import answer_text
 
 _SPEC: TypeAdapter[object] = TypeAdapter(GraderSpec)
-
-#: Assertions that compare with a text, or with one or all of a list: the grader, with its options.
-_TEXT: Mapping[str, JsonDict] = {
-    "equals": {"builtin": "exact", "strip": False},
-    "contains": {"builtin": "contains"},
-    "icontains": {"builtin": "contains", "ignore_case": True},
-    "starts-with": {"builtin": "starts-with"},
-    "ends-with": {"builtin": "ends-with"},
-}
-_LISTS = ("contains-any", "contains-all", "icontains-any", "icontains-all")
 
 #: Assertions that a model decides: how they are judged there, if not by the criterion alone.
 _JUDGED: Mapping[str, str] = {
@@ -107,26 +97,17 @@ def _convert(carried: CarriedEvaluation, value: Any, at: At, test: Judged) -> li
         raise ValueError(f"its {changing[0]} changes what it is applied to")
     kind = value["type"].removeprefix("not-")
     kind = kind.replace("_", "-") if carried.is_agentv else kind
-    asked = None if kind in ("assert-set", *_JUDGED) else _value(carried, value.get("value"), at, test)
-    if kind in _JUDGED:
-        graders = _judges(carried, kind, value, at, test)
-    elif kind == "assert-set":
-        graders = [_set(carried, value, at, test)]
-    elif kind in _TEXT or kind in _LISTS:
-        graders = [_text_grader(kind, asked, is_trimmed=carried.is_agentv)]
-    else:
-        graders = [_other(carried, kind, {**value, "value": asked}, at, test)]
+    judges = kind in _JUDGED
+    graders = _judges(carried, kind, value, at, test) if judges else [_single(carried, kind, value, at, test)]
     carried.leave_out_unknown(value, at, _KNOWN | (_KNOWN_OF_AGENTV if carried.is_agentv else frozenset()))
     name = rendered(value.get("metric", value.get("name")), test.variables)
     if name is not None and not re.fullmatch(r"[^\x00-\x1f\x7f]{1,64}", str(name)):
         carried.leave_out(at.under("metric" if "metric" in value else "name"), "no name that a grader may have")
         name = None
-    common = {"name": name, "weight": value.get("weight"), "threshold": value.get("min_score")}
-    is_negated = value["type"].startswith("not-") != (value.get("negate") is True)
-    common = {key: given for key, given in common.items() if given is not None}
-    graders = [
-        {**one, **common, **({"not": is_negated != one.get("not", False)} if is_negated else {})} for one in graders
-    ]
+    common = _given(name=name, weight=value.get("weight"), threshold=value.get("min_score"))
+    if value["type"].startswith("not-") != (value.get("negate") is True):
+        graders = [{**one, "not": not one.get("not", False)} for one in graders]
+    graders = [{**one, **common} for one in graders]
     for grader in graders:
         _SPEC.validate_python({"name": "grader", **grader}, context={IS_DATA: True})
     return graders
@@ -143,30 +124,96 @@ def _value(carried: CarriedEvaluation, value: Any, at: At, test: Judged) -> Any:
     return rendered(value, test.variables)
 
 
+def _given(**options: Any) -> JsonDict:
+    """The options that are not null."""
+    return {key: value for key, value in options.items() if value is not None}
+
+
 def _text(value: Any) -> str:
     if isinstance(value, list | dict) or value is None:
         raise ValueError("its value is no text")
     return answer_text(value)
 
 
-def _text_grader(kind: str, value: Any, *, is_trimmed: bool) -> JsonDict:
-    """The grader of an assertion about a text. ``is_trimmed``: it compares without white space around it, as AgentV."""
-    if kind in _LISTS:
-        options = _TEXT[kind[:-4]]
-        texts = [_text(one) for one in (divided(value) if isinstance(value, str) else value or [])]
-        if not texts or "" in texts:
-            raise ValueError("its list is empty" if not texts else "its list has an empty text, which every answer has")
-        if kind.endswith("-any"):
-            return {**options, "value": texts}
-        # Not one is missing: as there, the score is 0 or 1.
-        return {"any": [{**options, "value": text, "not": True} for text in texts], "not": True}
-    if kind == "equals" and isinstance(value, dict | list):
+def _texts(value: Any) -> list[str]:
+    texts = [_text(one) for one in (divided(value) if isinstance(value, str) else value or [])]
+    if not texts or "" in texts:
+        raise ValueError("its list is empty" if not texts else "its list has an empty text, which every answer has")
+    return texts
+
+
+def _all_of(options: JsonDict, value: Any) -> JsonDict:
+    """Not one is missing: as there, the score is 0 or 1."""
+    return {"any": [{**options, "value": text, "not": True} for text in _texts(value)], "not": True}
+
+
+def _trimmed(value: Any) -> str:
+    """The pattern of a text without white space around it."""
+    return re.sub(r"([^\w\s])", r"\\\1", _text(value).strip())
+
+
+def _exact(value: Any, *, strip: bool) -> JsonDict:
+    if isinstance(value, dict | list):
         # A list in a list: the answer is that list, and not any of its items.
         return {"builtin": "exact", "value": [value]}
-    if is_trimmed and kind in ("starts-with", "ends-with"):
-        pattern = re.sub(r"([^\w\s])", r"\\\1", _text(value).strip())
-        return {"builtin": "regex", "pattern": rf"^\s*{pattern}" if kind == "starts-with" else rf"{pattern}\s*$"}
-    return {**_TEXT[kind], **({"strip": True} if is_trimmed and kind == "equals" else {}), "value": _text(value)}
+    return {"builtin": "exact", "strip": strip, "value": _text(value)}
+
+
+def _whole(number: Any) -> Any:
+    return floor(number) if isinstance(number, float) and isfinite(number) else number
+
+
+_CONTAINS = {"builtin": "contains"}
+_ICONTAINS = {"builtin": "contains", "ignore_case": True}
+
+#: The graders of assertions about an answer, of their value and their threshold.
+_GRADERS: Mapping[str, Callable[[Any, Any], JsonDict]] = {
+    "equals": lambda value, _: _exact(value, strip=False),
+    "contains": lambda value, _: {**_CONTAINS, "value": _text(value)},
+    "icontains": lambda value, _: {**_ICONTAINS, "value": _text(value)},
+    "contains-any": lambda value, _: {**_CONTAINS, "value": _texts(value)},
+    "icontains-any": lambda value, _: {**_ICONTAINS, "value": _texts(value)},
+    "contains-all": lambda value, _: _all_of(_CONTAINS, value),
+    "icontains-all": lambda value, _: _all_of(_ICONTAINS, value),
+    "starts-with": lambda value, _: {"builtin": "starts-with", "value": _text(value)},
+    "ends-with": lambda value, _: {"builtin": "ends-with", "value": _text(value)},
+    "regex": lambda value, _: {"builtin": "regex", "pattern": _text(value)},
+    "is-json": lambda value, _: {"builtin": "json-schema", "schema": _schema(value)},
+    "contains-json": lambda value, _: {"builtin": "contains-json", "schema": _schema(value)},
+    "levenshtein": lambda value, most: {"builtin": "edit-distance", "value": _text(value), "max": _whole(most)},
+    "latency": lambda _, most: {"builtin": "latency", "max_ms": most},
+    "cost": lambda _, most: {"builtin": "cost", "max_usd": most},
+}
+
+#: Those that AgentV has otherwise: it compares without white space around the texts.
+_GRADERS_OF_AGENTV: Mapping[str, Callable[[Any, Any], JsonDict]] = {
+    **_GRADERS,
+    "equals": lambda value, _: _exact(value, strip=True),
+    "starts-with": lambda value, _: {"builtin": "regex", "pattern": rf"^\s*{_trimmed(value)}"},
+    "ends-with": lambda value, _: {"builtin": "regex", "pattern": rf"{_trimmed(value)}\s*$"},
+}
+
+
+def _single(carried: CarriedEvaluation, kind: str, value: JsonDict, at: At, test: Judged) -> JsonDict:
+    """The grader of an assertion that is not judged. Raises `ValueError` if there is none."""
+    if kind == "assert-set":
+        return _set(carried, value, at, test)
+    asked, threshold = _value(carried, value.get("value"), at, test), value.get("threshold", _DEFAULTS.get(kind))
+    if carried.is_agentv and kind in ("latency", "cost"):
+        threshold = value.get("threshold", value.get("budget", asked))
+    if (grader_of := (_GRADERS_OF_AGENTV if carried.is_agentv else _GRADERS).get(kind)) is not None:
+        return grader_of(asked, threshold)
+    if kind in ("similar", "similar:cosine") and not carried.is_agentv:
+        embeds = value.get("provider") or mapping(test.provider).get("embedding", _EMBEDDING)
+        if (target := add_provider(carried, embeds, at)) is None:
+            raise ValueError("what embeds its texts has no counterpart")
+        return {"builtin": "similar", "embedding_target": target, "value": asked, "threshold": threshold}
+    if kind in ("script", "code-grader", "code-judge") and carried.is_agentv:
+        command, limits = value.get("command", value.get("path")), value.get("target", value.get("provider"))
+        words = ["sh", "-c", command] if isinstance(command, str) else command
+        folder = carried.relative(str(value.get("cwd", ".")))
+        return {"command": words, "cwd": folder, **_given(target=limits, config=value.get("config"))}
+    raise ValueError("no counterpart; write a grader for it")
 
 
 def divided(text: str) -> list[str]:
@@ -186,44 +233,6 @@ def divided(text: str) -> list[str]:
     return pieces
 
 
-def _other(carried: CarriedEvaluation, kind: str, value: JsonDict, at: At, test: Judged) -> JsonDict:  # noqa: PLR0911 -- a table
-    """The grader of an assertion about anything else. Raises `ValueError` if there is none."""
-    asked, threshold = value["value"], value.get("threshold", _DEFAULTS.get(kind))
-    if carried.is_agentv and kind in ("latency", "cost"):
-        threshold = value.get("threshold", value.get("budget", asked))
-    match kind:
-        case "regex":
-            return {"builtin": "regex", "pattern": _text(asked)}
-        case "is-json" | "contains-json":
-            return {"builtin": "json-schema" if kind == "is-json" else kind, "schema": _schema(asked)}
-        case "levenshtein":
-            return {
-                "builtin": "edit-distance",
-                "value": _text(asked),
-                "max": floor(threshold) if isinstance(threshold, float) else threshold,
-            }
-        case "latency":
-            return {"builtin": "latency", "max_ms": threshold}
-        case "cost":
-            return {"builtin": "cost", "max_usd": threshold}
-        case "similar" | "similar:cosine" if not carried.is_agentv:
-            embeds = value.get("provider") or mapping(test.provider).get("embedding", _EMBEDDING)
-            return {**_embedder(carried, embeds, at), "value": asked, "threshold": threshold}
-        case "script" | "code-grader" | "code-judge" if carried.is_agentv:
-            command, limits = value.get("command", value.get("path")), value.get("target", value.get("provider"))
-            words = ["sh", "-c", command] if isinstance(command, str) else command
-            options = {"target": limits, "config": value.get("config")}
-            folder = carried.relative(str(value.get("cwd", ".")))
-            return {"command": words, "cwd": folder, **{key: one for key, one in options.items() if one is not None}}
-    raise ValueError("no counterpart; write a grader for it")
-
-
-def _embedder(carried: CarriedEvaluation, provider: object, at: At) -> JsonDict:
-    if (target := add_provider(carried, provider, at)) is None:
-        raise ValueError("what embeds its texts has no counterpart")
-    return {"builtin": "similar", "embedding_target": target}
-
-
 def _schema(value: Any) -> JsonDict:
     """The schema of an assertion about JSON, which may be a text of YAML; promptfoo's is of draft 7 by itself."""
     given = parse_yaml(value, "its schema").value if isinstance(value, str) else value
@@ -239,8 +248,7 @@ def _set(carried: CarriedEvaluation, value: JsonDict, at: At, test: Judged) -> J
     parts = [graders_of(carried, one, place, test) for one, place in listed]
     if not parts or not all(parts) or any("command" in one for graders in parts for one in graders):
         raise ValueError("some of it could not be carried")
-    threshold = {} if value.get("threshold") is None else {"threshold": value["threshold"]}
-    return {"all": [grader for graders in parts for grader in graders], **threshold}
+    return {"all": [grader for graders in parts for grader in graders], **_given(threshold=value.get("threshold"))}
 
 
 def _judges(carried: CarriedEvaluation, kind: str, value: JsonDict, at: At, test: Judged) -> list[JsonDict]:
@@ -262,13 +270,9 @@ def _judges(carried: CarriedEvaluation, kind: str, value: JsonDict, at: At, test
         if not criterion:
             raise ValueError("it has no criterion")
         text = f"{_FACTS if 'factuality' in kind else ''}{answer_text(criterion)}"
-        given = {
-            "instructions": _RULE + text,
-            "judge_target": judge,
-            "threshold": fields.get("min_score", value.get("threshold", _DEFAULTS.get(kind))),
-            "weight": fields.get("weight"),
-        }
-        graders.append({"builtin": "llm-judge", **{key: one for key, one in given.items() if one is not None}})
+        threshold = fields.get("min_score", value.get("threshold", _DEFAULTS.get(kind)))
+        options = _given(judge_target=judge, threshold=threshold, weight=fields.get("weight"))
+        graders.append({"builtin": "llm-judge", "instructions": _RULE + text, **options})
     if not graders:
         raise ValueError("it has no criterion")
     if _JUDGED[kind]:

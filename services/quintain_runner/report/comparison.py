@@ -14,7 +14,7 @@ from quintain.errors import ConfigError
 from quintain_runner.report.run_report import RunReport
 from quintain_runner.results.row import Row
 from quintain_runner.results.store import KeyHashSet, key_hash
-from quintain_runner.statistics.analysis import Difference, paired_differences
+from quintain_runner.statistics.analysis import paired_differences
 from quintain_runner.statistics.frame import (
     ROW_PASS,
     ROW_SCORE,
@@ -25,6 +25,7 @@ from quintain_runner.statistics.frame import (
     pair_frames,
     trial_hash,
 )
+from quintain_runner.statistics.significance import Difference
 
 #: The most flipped trials listed for each target.
 MAX_FLIPS = 1_000

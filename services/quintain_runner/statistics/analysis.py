@@ -25,7 +25,6 @@ from quintain_runner.statistics.frame import (
 )
 from quintain_runner.statistics.inference import (
     CONFIDENCE,
-    Clusters,
     MeanEstimate,
     mean_estimate,
     mean_interval,
@@ -36,11 +35,9 @@ from quintain_runner.statistics.pairwise import ComparisonCollector, PairwiseSta
 from quintain_runner.statistics.reducers import reduce_cases
 from quintain_runner.statistics.significance import (
     SIGNIFICANCE_LEVEL,
+    Difference,
     SignificanceTest,
-    holm,
-    holm_levels,
-    paired_interval,
-    sign_flip_test,
+    differences_of,
 )
 
 #: With more targets than this, the pairs of targets are not compared in the run record; use `quintain compare`.
@@ -74,27 +71,6 @@ class TargetStatistics(Message):
 
     row: PassAndScore | None = None
     graders: dict[str, PassAndScore] = Field(default_factory=dict)
-
-
-class Difference(Message):
-    """The mean difference of one measure between two targets (first minus second), on the cases that both answered.
-
-    ``base`` is the second target's mean on these cases. ``better`` and ``worse`` count the cases on which the first is
-    higher and lower. ``p`` is the two-sided p-value, ``adjusted_p`` is Holm's adjustment for all differences of this
-    measure in the same table, and ``significant`` says whether the adjusted value is below `SIGNIFICANCE_LEVEL`. The
-    interval of ``estimate`` comes from the same test at the level of the same adjustment (see `holm_levels`), so that
-    it excludes 0 exactly where the difference is significant; of one difference it is the 95 % interval. ``test`` is
-    how ``p`` was found; McNemar's test is one of random signs, as which records without it are read.
-    """
-
-    estimate: MeanEstimate
-    base: float
-    better: int
-    worse: int
-    p: float
-    adjusted_p: float
-    significant: bool
-    test: SignificanceTest = "sign_flip"
 
 
 class TargetPair(Message):
@@ -192,27 +168,6 @@ def paired_differences(pairs: Sequence[tuple[TargetFrame, TargetFrame]], measure
     paired = [pair_frames(first, second, measure) for first, second in pairs]
     present = iter(differences_of([(one.differences, one.base.mean) for one in paired if len(one.differences)]))
     return [next(present) if len(one.differences) else None for one in paired]
-
-
-def differences_of(compared: Sequence[tuple[Clusters, float]]) -> list[Difference]:
-    """The differences whose values by case these are, each with the second mean, adjusted by Holm's method."""
-    tests = [sign_flip_test(clusters.sums) for clusters, _ in compared]
-    p_values = [p for p, _ in tests]
-    return [
-        Difference(
-            estimate=mean_estimate(clusters, paired_interval(clusters, level)),
-            base=base,
-            better=int(np.count_nonzero(clusters.sums > 0)),
-            worse=int(np.count_nonzero(clusters.sums < 0)),
-            p=p,
-            adjusted_p=adjusted,
-            significant=adjusted < SIGNIFICANCE_LEVEL,
-            test=test,
-        )
-        for (clusters, base), (p, test), adjusted, level in zip(
-            compared, tests, holm(p_values), holm_levels(p_values), strict=True
-        )
-    ]
 
 
 def _graded(frames: Mapping[str, TargetFrame], reducers: Reducers) -> Iterator[tuple[str, PassAndScore]]:

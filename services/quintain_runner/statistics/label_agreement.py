@@ -11,7 +11,6 @@ from pydantic import Field
 
 from quintain.contracts.message import Message
 from quintain_runner.results.answer import is_none
-from quintain_runner.statistics.analysis import Difference, differences_of
 from quintain_runner.statistics.inference import (
     Clusters,
     Floats,
@@ -19,6 +18,7 @@ from quintain_runner.statistics.inference import (
     bootstrap_interval,
     share_interval,
 )
+from quintain_runner.statistics.significance import Difference, differences_of
 
 
 class LabeledVerdict(NamedTuple):

@@ -23,14 +23,7 @@ from quintain_runner.statistics.inference import (
     mean_estimate,
     share_interval,
 )
-from quintain_runner.statistics.significance import (
-    SIGNIFICANCE_LEVEL,
-    SignificanceTest,
-    holm,
-    holm_levels,
-    paired_interval,
-    sign_flip_test,
-)
+from quintain_runner.statistics.significance import SignificanceTest, differences_of
 
 #: The prior of the Bradley-Terry order: so many ties of each target with an average one.
 PRIOR_TIES: Final = 1.0
@@ -246,14 +239,12 @@ def _pairs(
     numbers = np.unique(pairs).tolist()
     # A win rate is ½ and the mean of what each comparison is above it.
     above = [clusters_by_case(cases[pairs == pair], scores[pairs == pair] - 0.5) for pair in numbers]
-    tests = [sign_flip_test(clusters.sums) for clusters in above]
-    p_values = [p for p, _ in tests]
     compared: list[ComparedPair] = []
-    for pair, clusters, (p, test), adjusted, level in zip(
-        numbers, above, tests, holm(p_values), holm_levels(p_values), strict=True
-    ):
+    for pair, one in zip(numbers, differences_of([(clusters, 0.5) for clusters in above], limit=0.5), strict=True):
         won, tied, lost = _outcomes(scores[pairs == pair])
-        interval = paired_interval(clusters, level, limit=0.5)
+        rate, interval = one.estimate.with_fields(value=0.5 + one.estimate.value), one.estimate.interval
+        if interval is not None:
+            rate = rate.with_fields(interval=Interval(0.5 + interval.low, 0.5 + interval.high, interval.method))
         compared.append(
             ComparedPair(
                 first=names[pair // len(names)],
@@ -261,16 +252,11 @@ def _pairs(
                 wins=won,
                 ties=tied,
                 losses=lost,
-                rate=MeanEstimate(
-                    value=0.5 + clusters.mean,
-                    cases=len(clusters),
-                    rows=int(clusters.rows.sum()),
-                    interval=Interval(0.5 + interval.low, 0.5 + interval.high, interval.method),
-                ),
-                p=p,
-                adjusted_p=adjusted,
-                significant=adjusted < SIGNIFICANCE_LEVEL,
-                test=test,
+                rate=rate,
+                p=one.p,
+                adjusted_p=one.adjusted_p,
+                significant=one.significant,
+                test=one.test,
             )
         )
     return compared

@@ -11,7 +11,16 @@ from typing import Final, Literal
 
 import numpy as np
 
-from quintain_runner.statistics.inference import MAX_DRAWS, MAX_RESAMPLES, Clusters, Floats, Interval
+from quintain.contracts.message import Message
+from quintain_runner.statistics.inference import (
+    MAX_DRAWS,
+    MAX_RESAMPLES,
+    Clusters,
+    Floats,
+    Interval,
+    MeanEstimate,
+    mean_estimate,
+)
 
 #: Up to this many differing cases all 2**n sign patterns are enumerated, so the p-value is exact.
 MAX_ENUMERATED_CASES: Final = 16
@@ -30,6 +39,27 @@ _SIGNS_PER_BATCH = 4_000_000
 
 #: How a p-value was found: McNemar's exact test and the normal approximation are cases of the sign-flip test.
 SignificanceTest = Literal["mcnemar", "sign_flip", "normal"]
+
+
+class Difference(Message):
+    """The mean difference of one measure between two targets (first minus second), on the cases that both answered.
+
+    ``base`` is the second target's mean on these cases. ``better`` and ``worse`` count the cases on which the first is
+    higher and lower. ``p`` is the two-sided p-value, ``adjusted_p`` is Holm's adjustment for all differences of this
+    measure in the same table, and ``significant`` says whether the adjusted value is below `SIGNIFICANCE_LEVEL`. The
+    interval of ``estimate`` comes from the same test at the level of the same adjustment (see `holm_levels`), so that
+    it excludes 0 exactly where the difference is significant; of one difference it is the 95 % interval. ``test`` is
+    how ``p`` was found; McNemar's test is one of random signs, as which records without it are read.
+    """
+
+    estimate: MeanEstimate
+    base: float
+    better: int
+    worse: int
+    p: float
+    adjusted_p: float
+    significant: bool
+    test: SignificanceTest = "sign_flip"
 
 
 def sign_flip_test(differences: Floats) -> tuple[float, SignificanceTest]:
@@ -249,3 +279,27 @@ def _beta_distribution(a: int, b: int) -> Callable[[Floats], Floats]:
     edges = np.concatenate(([2 * points[0] - points[1]], points)) + (points[1] - points[0]) / 2
     cumulated = np.concatenate(([0.0], np.cumsum(weights)))
     return lambda values: np.interp(values, edges, cumulated)
+
+
+def differences_of(compared: Sequence[tuple[Clusters, float]], *, limit: float = 1.0) -> list[Difference]:
+    """The differences whose values by case these are, each with the second mean, adjusted by Holm's method.
+
+    ``limit`` is as in `paired_interval`.
+    """
+    tests = [sign_flip_test(clusters.sums) for clusters, _ in compared]
+    p_values = [p for p, _ in tests]
+    return [
+        Difference(
+            estimate=mean_estimate(clusters, paired_interval(clusters, level, limit=limit)),
+            base=base,
+            better=int(np.count_nonzero(clusters.sums > 0)),
+            worse=int(np.count_nonzero(clusters.sums < 0)),
+            p=p,
+            adjusted_p=adjusted,
+            significant=adjusted < SIGNIFICANCE_LEVEL,
+            test=test,
+        )
+        for (clusters, base), (p, test), adjusted, level in zip(
+            compared, tests, holm(p_values), holm_levels(p_values), strict=True
+        )
+    ]
