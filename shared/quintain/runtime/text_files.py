@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import csv
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -12,12 +13,11 @@ from quintain.errors import ConfigError
 
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
-_LINE_END = re.compile(r"\r?\n\Z")
+#: A carriage return that ends no line, and what stands for it in Python's reader of CSV: no UTF-8 has a half of a pair.
+_LONE_CR, _CR_MARK = re.compile(r"\r(?!\n)"), "\udc0d"
 
-#: The rest of a quoted cell, up to the quote that closes it or to the end of the line.
-_QUOTED = re.compile(r'[^"]*(?:""[^"]*)*')
-
-_UNQUOTED = re.compile(r"[^,]*")
+#: The cells of a row before the one that cannot be read.
+_CELLS = re.compile(r'(?:(?:"(?:[^"]|"")*+"|(?!")[^,\n]*+),)*+')
 
 
 class InvalidLine(ValueError):
@@ -121,39 +121,27 @@ def _header_names(cells: list[str], required: str, number: int) -> list[str]:
 
 
 def _csv_cells(lines: Iterable[bytes]) -> Iterator[tuple[int, list[str]]]:
-    """Divide CSV into rows of cells, each with the line where it begins. Raises `InvalidLine`.
-
-    Python's ``csv`` does not say where a quote was opened, and its limit of a cell's length is one of the process.
+    """Divide CSV into rows of cells, each with the line where it begins. Raises `InvalidLine` with the line where the
+    cell begins that cannot be read.
     """
-    cells: list[str] = []
-    quoted: list[str] | None = None
-    begin = opened = length = 0
-    for number, line in text_lines(lines):
-        content, place = _LINE_END.sub("", line), 0
-        while content or quoted is not None:
-            begin = begin or number
-            if quoted is None and content.startswith('"', place):
-                quoted, opened, length, place = [], number, 0, place + 1
-            if quoted is None:
-                end = _UNQUOTED.match(content, place).end()  # type: ignore[union-attr]
-                cells.append(content[place:end])
-            else:
-                quoted.append(_QUOTED.match(line, place)[0])  # type: ignore[index]
-                end, length = place + len(quoted[-1]) + 1, length + len(quoted[-1])
-                if end > len(line) and length <= MAX_BODY_BYTES:
-                    break
-                if length > MAX_BODY_BYTES or content[end : end + 1] not in ("", ","):
-                    told = "is too long" if length > MAX_BODY_BYTES else "ends before the comma"
-                    raise InvalidLine(f"it is not CSV (its quoted cell {told}, on line {number}){_QUOTE_FIX}", opened)
-                cells.append("".join(quoted).replace('""', '"'))
-                quoted = None
-            if end >= len(content):
-                yield begin, cells
-                cells, begin = [], 0
-                break
-            place = end + 1
-    if quoted is not None:
-        raise InvalidLine(f"it is not CSV (unexpected end of data in its quoted cell){_QUOTE_FIX}", opened)
+    begin, row = 1, list[str]()
 
+    def noted() -> Iterator[str]:
+        for _, line in text_lines(lines):
+            row.append(line)
+            yield _LONE_CR.sub(_CR_MARK, line)
 
-_QUOTE_FIX = "; close the quote, and double each quote within the cell"
+    # A limit of the process; a cell may be as long as a case.
+    csv.field_size_limit(MAX_BODY_BYTES)
+    reader = csv.reader(noted(), strict=True)
+    try:
+        for cells in reader:
+            if cells:
+                yield begin, [cell.replace(_CR_MARK, "\r") for cell in cells]
+            begin = reader.line_num + 1
+            row.clear()
+    except csv.Error as error:
+        found = _CELLS.match("".join(row))
+        opened = begin + (0 if found is None else found[0].count("\n"))
+        told = f"it is not CSV ({error}, on line {reader.line_num})"
+        raise InvalidLine(f"{told}; close the quote, and double each quote within the cell", opened) from None
