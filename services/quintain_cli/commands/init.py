@@ -90,7 +90,7 @@ def read_other_tool(source: Path, output: Path) -> CarriedEvaluation:
     value, at = read_document(source)
     body = mapping(value)
     carried = CarriedEvaluation(source=source, output=output)
-    if not body.keys() & {"prompts", "providers", "targets", "tests", "evalcases", "scenarios"}:
+    if not body.keys() & {*_OF_PROMPTFOO, "tests", "evalcases"}:
         raise ConfigError(f"{source}: an evaluation of promptfoo has the key prompts, and one of AgentV tests")
     carried.is_agentv = _is_agentv(source, body)
     if carried.is_agentv and not body.keys() & {"prompts", "providers"}:
@@ -98,28 +98,17 @@ def read_other_tool(source: Path, output: Path) -> CarriedEvaluation:
     else:
         read_promptfoo(carried, body, at)
         if not carried.prompts:
-            raise ConfigError(f"{source}: none of its prompts can be carried over: {_reasons(carried, 'prompts')}")
-    if not carried.cases:
-        raise ConfigError(f"{source}: none of its tests can be carried over: {_reasons(carried, '')}")
+            raise ConfigError(f"{source}: none of its prompts can be carried over: {carried.reasons('prompts')}")
     return carried
 
 
-def _reasons(carried: CarriedEvaluation, place: str) -> str:
-    notes = [note for note in carried.left_out if note.file or note.place.startswith(place)]
-    return (
-        "; ".join(f"{note.file or carried.source.name}, line {note.line}: {note.reason}" for note in notes)
-        or "it has none"
-    )
+#: What stands in an evaluation of promptfoo, and not in one of AgentV 4.
+_OF_PROMPTFOO: Final = frozenset({"prompts", "providers", "targets", "scenarios"})
 
 
 def _is_agentv(source: Path, body: Mapping[str, object]) -> bool:
     """Whether an evaluation is one of AgentV: by its name, its spelling, or what only AgentV has."""
-    if source.name.endswith((".eval.yaml", ".eval.yml")) or not body.keys() & {
-        "prompts",
-        "providers",
-        "targets",
-        "scenarios",
-    }:
+    if source.name.endswith((".eval.yaml", ".eval.yml")) or not body.keys() & _OF_PROMPTFOO:
         return True
     tests = body.get("tests")
     listed = [mapping(test) for test in tests] if isinstance(tests, list) else []

@@ -138,6 +138,12 @@ class CarriedEvaluation:
         if note not in self.left_out:
             self.left_out.append(note)
 
+    def reasons(self, place: str = "") -> str:
+        """Why nothing at a place, or anywhere, is carried."""
+        notes = [note for note in self.left_out if note.file or note.place.startswith(place)]
+        told = (f"{note.file or self.source.name}, line {note.line}: {note.reason}" for note in notes)
+        return "; ".join(dict.fromkeys(told)) or "it has none"
+
     def leave_out_unknown(self, value: Mapping[str, object], at: At, known: Iterable[str]) -> None:
         """Note every key of a mapping that is not known."""
         for key in value:
@@ -177,7 +183,7 @@ class CarriedEvaluation:
     def items(self, text: str, at: At) -> list[Found]:
         """What stands in the files of YAML, JSON, JSON lines or CSV that a text names; none, with a note, of others."""
         found = []
-        for path in self.files(f"{FILE_PREFIX}{text.removeprefix(FILE_PREFIX)}", at) or []:
+        for path in self.files(text if "://" in text else FILE_PREFIX + text, at) or []:
             if path.suffix in (".yaml", ".yml", ".json", ".jsonl", ".csv"):
                 found += read_items(path)
             else:
@@ -186,7 +192,7 @@ class CarriedEvaluation:
 
     def content(self, text: str, at: At) -> Any:
         """What stands in the one file of YAML, JSON or text that a text names; None, with a note, of others."""
-        paths = self.files(f"{FILE_PREFIX}{text.removeprefix(FILE_PREFIX)}", at) or []
+        paths = self.files(text if "://" in text else FILE_PREFIX + text, at) or []
         if len(paths) != 1:
             return None
         is_data = paths[0].suffix in (".yaml", ".yml", ".json")

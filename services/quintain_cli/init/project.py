@@ -43,8 +43,7 @@ def project_files(carried: CarriedEvaluation) -> dict[str, str]:
     names = _names_to_change(carried)
     carried.cases = [case for case in carried.cases if _is_asked(carried, case, names, templates)]
     if not carried.cases:
-        reasons = "; ".join(dict.fromkeys(f"line {note.line}: {note.reason}" for note in carried.left_out))
-        raise ConfigError(f"{carried.source}: none of its tests can be carried over: {reasons}")
+        raise ConfigError(f"{carried.source}: none of its tests can be carried over: {carried.reasons()}")
     cases = [_fields(carried, case, names) for case in carried.cases]
     ids: set[str] = set()
     for number, fields in enumerate(cases, start=1):
@@ -53,7 +52,9 @@ def project_files(carried: CarriedEvaluation) -> dict[str, str]:
         one for one in cases[0]["graders"] if "command" in one and all(one in case["graders"] for case in cases)
     ]
     for case, fields in zip(carried.cases, cases, strict=True):
-        own = _named([one for one in fields.pop("graders") if "command" not in one])
+        taken = set[str]()
+        own = [one for one in fields.pop("graders") if "command" not in one]
+        own = [{**one, "name": unique(one["name"], taken)} if "name" in one else one for one in own]
         if any("command" in one and one not in programs for one in case.graders):
             carried.leave_out(case.at, "a program of this test alone; one of all tests is a grader of the evaluation")
             case.lost.append("script")
@@ -151,9 +152,3 @@ def _fields(carried: CarriedEvaluation, case: CarriedCase, names: frozenset[str]
     metadata = {name: value for name, value in case.metadata.items() if name not in taken}
     own = {f"var_{name}" if name in names else name: value for name, value in case.variables.items()}
     return {"id": case.id, **metadata, **own, **case.fields, "graders": case.graders}
-
-
-def _named(graders: list[JsonDict]) -> list[JsonDict]:
-    """The graders of a case, none with the name of another."""
-    names: set[str] = set()
-    return [{**one, "name": unique(one["name"], names)} if "name" in one else one for one in graders]

@@ -99,18 +99,16 @@ def _tests(carried: CarriedEvaluation, listed: object, at: At) -> Iterator[tuple
     """Iterate over the tests: of the evaluation itself, or of files that it names."""
     for one, place in at.items(listed):
         path = one.get("path", one) if isinstance(one, dict) else one
+        found: list[Found] = [(path, place)]
         if isinstance(path, str):
             carried.leave_out_unknown(mapping(one), place, ("path",))
-        is_elsewhere = isinstance(path, str) and re.match(r"(?:file://)?(?:https?|huggingface|az):", path)
-        if is_elsewhere:
-            carried.leave_out(place, f"{path}: tests that are not in a file here")
-            continue
-        for test, where in carried.items(path, place) if isinstance(path, str) else [(path, place)]:
-            if isinstance(test, dict) and (
-                test.keys() & set(_KNOWN_OF_TEST) or not test or where.file.suffix == ".csv"
-            ):
-                _leave_out_of_test(carried, test, where) if where.file.suffix != ".csv" else None
-                yield (_test_of_row(carried, test, where) if where.file.suffix == ".csv" else test), where
+            found = carried.items(path, place)
+        for test, where in found:
+            if where.file.suffix == ".csv":
+                yield _test_of_row(carried, test, where), where
+            elif isinstance(test, dict) and (not test or test.keys() & set(_KNOWN_OF_TEST)):
+                _leave_out_of_test(carried, test, where)
+                yield test, where
             else:
                 carried.leave_out(where, "no test: it has neither variables nor assertions")
 

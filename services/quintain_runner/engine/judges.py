@@ -120,23 +120,16 @@ def judge_requirements(
     """The requirements on every case: that it fills the judges' templates, and that judges which are shown images or
     files can be."""
     judge_targets = {name: target.judge_target for name, target in configured.items()}
-    requirements = list(_template_requirements(evaluation))
+    requirements: list[CaseRequirement] = []
+    prompts = judge_prompts(evaluation)
     for _, judge in _judges(evaluation):
+        text = prompts.get(judge.name, "")
+        fill = partial(filled, judge, text) if isinstance(judge, JudgeGrader) else partial(filled_prompt, judge, text)
+        requirements.append(replace(FILLS_TEMPLATES, is_met=partial(_fills, fill, evaluation)))
         asked = dict.fromkeys(one for name in targets for one in judges_of(judge, name, judge_targets))
         blind = [name for name in asked if name in configured and not configured[name].takes_images]
         requirements.extend(_requirements_of(judge, blind, evaluation))
     return tuple(requirements)
-
-
-def _template_requirements(evaluation: Evaluation) -> Iterator[CaseRequirement]:
-    prompts = judge_prompts(evaluation)
-    for judge in single_graders(evaluation.spec.graders):
-        if isinstance(judge, JudgeGrader | PairwiseGrader):
-            text = prompts.get(judge.name, "")
-            fill = (
-                partial(filled, judge, text) if isinstance(judge, JudgeGrader) else partial(filled_prompt, judge, text)
-            )
-            yield replace(FILLS_TEMPLATES, is_met=partial(_fills, fill, evaluation))
 
 
 def _fills(fill: Callable[[Case], object], evaluation: Evaluation, case: Case) -> bool:
