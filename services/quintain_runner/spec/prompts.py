@@ -14,7 +14,7 @@ from quintain.config.yaml_file import read_yaml
 from quintain.contracts.invoke import ChatMessage
 from quintain.graders import Case
 from quintain_runner.files import read_text_file
-from quintain_runner.spec.grader_options import GraderName, NonEmptyString, SpecModel
+from quintain_runner.spec.grader_options import GraderName, NonEmptyString, SpecModel, TemplateText
 from quintain_runner.spec.templates import Template, case_values, parse_template
 
 
@@ -46,14 +46,8 @@ class PromptMessage(SpecModel):
 
     role: Literal["system", "user", "assistant"]
     """Who speaks."""
-    content: NonEmptyString
+    content: TemplateText
     """The text, a template."""
-
-    @field_validator("content")
-    @classmethod
-    def _is_template(cls, text: str) -> str:
-        parse_template(text)
-        return text
 
 
 class PromptSpec(SpecModel):
