@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from quintain.bus.base import Bus, Delivery
+from quintain.config.python_imports import OWN_SECRETS
 from quintain.contracts.hosting import (
     LEASE_TYPE,
     CancelRun,
@@ -210,7 +211,7 @@ class HostedLease:
         if isinstance(error, BadRequest):
             # A name or a description of the target holds a lone surrogate, which cannot be encoded as UTF-8.
             error = ValueError(error.message)
-        self._stream.send(encode_item(LeaseResult(to=number, failure=to_failure(error))))
+        self._stream.send(encode_item(LeaseResult(to=number, failure=to_failure(error, OWN_SECRETS))))
 
     async def _result(self, number: int, request: LeaseRequest) -> dict[str, Any] | None:
         """Carry a request out, and return what its result has; None for a run, whose result comes when it ends."""

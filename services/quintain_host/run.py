@@ -14,7 +14,8 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from quintain.contracts.credentials import mask_tokens
+from quintain.config.python_imports import OWN_SECRETS
+from quintain.contracts.credentials import mask_secrets
 from quintain.contracts.hosting import EmitEvent, EventReply, LeaseResult, LogLine, RunTarget, SendEvent
 from quintain.contracts.remote_target import RemoteFailure, WireResponse
 from quintain.contracts.values import replace_surrogates
@@ -151,7 +152,7 @@ class HostedRun:
             self._outcome, self._failure = "ended", None
         except Exception as error:
             # Any exception of the target ends the run, and is sent to the driver with its class.
-            self._outcome, self._failure = "failed", to_failure(error)
+            self._outcome, self._failure = "failed", to_failure(error, OWN_SECRETS)
         log.debug("A run has ended: %s", self._outcome)
 
     def _on_done(self, _: asyncio.Task[None]) -> None:
@@ -189,7 +190,7 @@ class RunLogHandler(logging.Handler):
         if run is None or record.name.startswith("quintain"):
             return
         try:
-            text = replace_surrogates(mask_tokens(self.format(record))[:MAX_TEXT_LENGTH])
+            text = replace_surrogates(mask_secrets(self.format(record), OWN_SECRETS)[:MAX_TEXT_LENGTH])
         except Exception:
             # A record that cannot be formatted must not fail the run; logging reports the error.
             self.handleError(record)

@@ -12,6 +12,7 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from quintain.bus.base import Bus, Consumer, Delivery
+from quintain.config.python_imports import OWN_SECRETS
 from quintain.contracts.hosting import (
     LEASE_TYPE,
     REMOTE_TARGET_VERSION,
@@ -227,7 +228,7 @@ class LeaseSlot:
         except Exception as error:
             # The factory's exception is sent to the driver with its class and message, and logged here.
             log.exception("The factory of %s failed", self._name)
-            result = LeaseResult(to=1, failure=to_failure(error))
+            result = LeaseResult(to=1, failure=to_failure(error, OWN_SECRETS))
         await lease.open(result, target, codec)
         return target is not None
 

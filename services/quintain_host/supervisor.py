@@ -19,14 +19,14 @@ import signal
 import sys
 from asyncio.subprocess import Process
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from typing import Final, TextIO
 
 from quintain.bus.base import Bus, Envelope
-from quintain.contracts.credentials import mask_tokens
+from quintain.contracts.credentials import mask_secrets
 from quintain.contracts.hosting import LEASE_TYPE, HostMessage, LeaseEnded
 from quintain.errors import BusError
 from quintain.programs.processes import ProcessMark, end_process, start_process
-from quintain.programs.program import CannotStart, OutputTail, Program, program_environment, read_pipe
+from quintain.programs.program import CannotStart, OutputTail, Program, program_environment, read_pipe, secrets_of
 from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain.topology import REPLY
 from quintain_host.counters import COUNTED, LEASE_ENDED, READY, HostCounters, IpcReader
@@ -47,6 +47,9 @@ PARENT_FD_OPTION = "--parent-fd"
 
 #: How much of the end of a child's standard error its driver is sent, in bytes.
 LOG_TAIL_BYTES = 2048
+
+#: How much of a line of a child's output waits for its end, in bytes.
+_MAX_LINE_BYTES = 65_536
 
 #: How long the ends of the children may take to be told when all are stopped, in seconds.
 STOP_SECONDS = 2.0
@@ -74,7 +77,7 @@ def slot_environment(env: Mapping[str, str], env_from: Iterable[str], own: Mappi
 class SlotProcesses:
     """Runs ``count`` child processes of one command and restarts those that exit. ``env`` is their environment.
 
-    What they write to their standard error goes to this process's own, too.
+    What they write goes to this process's own standard output and error, too, with their secrets masked.
     """
 
     def __init__(
@@ -171,16 +174,21 @@ class SlotProcesses:
 
     async def _run_child(self, messages: IpcReader) -> tuple[str, str]:
         """Run one child; returns how it ended, and the end of its standard error."""
-        mark, log_output = ProcessMark(self._env), _LogOutput(LOG_TAIL_BYTES)
+        mark, secrets = ProcessMark(self._env), secrets_of(self._env)
+        log_output, output = _PassedOutput(sys.stderr, secrets), _PassedOutput(sys.stdout, secrets)
         try:
-            async with read_pipe(messages) as messages_end, read_pipe(log_output) as stderr_end:
+            async with (
+                read_pipe(messages) as messages_end,
+                read_pipe(log_output) as stderr_end,
+                read_pipe(output) as stdout_end,
+            ):
                 write_fd = messages_end.fileno()
                 argv = [*self._command, PARENT_FD_OPTION, str(write_fd)]
                 program = Program(argv=argv, env={**self._env, **mark.variables})
                 try:
-                    with messages_end, stderr_end:
+                    with messages_end, stderr_end, stdout_end:
                         child = await start_process(
-                            program, stdout=None, stderr=stderr_end, pass_fds=[write_fd], mark=mark
+                            program, stdout=stdout_end, stderr=stderr_end, pass_fds=[write_fd], mark=mark
                         )
                 except CannotStart as error:
                     return f"cannot be started ({error.reason})", ""
@@ -190,10 +198,10 @@ class SlotProcesses:
                 ended = describe_exit(await child.wait())
                 await end_process(child)
                 self._processes.discard(child)
-                await asyncio.wait([messages.ended, log_output.ended], timeout=PIPE_END_SECONDS)
+                await asyncio.wait([messages.ended, log_output.ended, output.ended], timeout=PIPE_END_SECONDS)
         finally:
             mark.kill()
-        return ended, log_output.text
+        return ended, log_output.text(self._env)
 
 
 class _Driver:
@@ -227,19 +235,33 @@ class _Driver:
             log.info("The driver of a slot's lease was not reached: %s", error.message)
 
 
-class _LogOutput(OutputTail):
-    """Passes a child's standard error on, and keeps its end."""
+class _PassedOutput(OutputTail):
+    """Passes a child's output on with its secrets masked, line by line where it has any, and keeps its end."""
+
+    def __init__(self, stream: TextIO, secrets: tuple[str, ...]) -> None:
+        super().__init__(LOG_TAIL_BYTES)
+        self._stream, self._secrets = stream, secrets
+        self._unwritten = b""
 
     def data_received(self, data: bytes) -> None:
         """Implements `asyncio.Protocol.data_received`."""
         super().data_received(data)
-        sys.stderr.buffer.write(data)
-        sys.stderr.flush()
+        if self._secrets:
+            data = self._unwritten + data
+            end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1 if len(data) <= _MAX_LINE_BYTES else len(data)
+            data, self._unwritten = data[:end], data[end:]
+        self._write(data)
 
-    @property
-    def text(self) -> str:
-        """The end of the output, without tokens."""
-        return mask_tokens(self.data.decode(errors="replace").strip())
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Implements `asyncio.Protocol.connection_lost`."""
+        self._write(self._unwritten)
+        super().connection_lost(exc)
+
+    def _write(self, data: bytes) -> None:
+        if self._secrets:
+            data = mask_secrets(data.decode(errors="surrogateescape"), self._secrets).encode(errors="surrogateescape")
+        self._stream.buffer.write(data)
+        self._stream.flush()
 
 
 def describe_exit(exit_code: int) -> str:

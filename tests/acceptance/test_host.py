@@ -7,6 +7,7 @@ import json
 import re
 import secrets
 import shutil
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -227,6 +228,60 @@ def test_a_slot_is_ready_once_its_process_has_made_an_instance(shell: CommandLin
     children = children_of(host.running.pid)
     assert len(children) == 2
     assert {*children} <= {*host.written("made")}
+
+
+#: Tells a secret in every way that it has, in pieces too, and takes it out of its environment.
+TELLING = """
+import logging, os, sys
+from desk import Desk
+
+KEY = os.environ.pop("KEY")
+
+class Telling(Desk):
+    def set_config(self, name, value):
+        raise KeyError(KEY)
+
+    def query(self, name, **params):
+        os.kill(os.getpid(), 9)
+
+    async def run(self, emit, send_event):
+        for stream in (sys.stdout, sys.stderr):
+            for piece in (KEY[:9], KEY[9:] + "\\n"):
+                stream.write(piece)
+                stream.flush()
+        logging.getLogger("bot").error("it is %s", KEY)
+        raise ValueError(KEY)
+"""
+
+
+def test_nothing_that_a_hosted_target_writes_or_raises_has_a_secret_of_it(
+    shell: CommandLine, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    secret = "battery-staple-horse"
+    (shell.folder / "telling.py").write_text(TELLING)
+    (shell.folder / "failing.py").write_text('import os\n\nraise ValueError(os.environ["KEY"])\n')
+    shell = shell.with_environment({"KEY": secret})
+    refused = shell.run("serve", "host", "failing:it", "--name", name, "--env-from", "KEY", code=2).stderr
+    host = serve(shell, name, "--env-from", "KEY", factory="telling:Telling")
+    raised: list[BaseException] = []
+
+    async def fail() -> None:
+        async with quintain.lease(name, url=shell.env["QUINTAIN_BROKER_URL"]) as target:
+            for attempt in (target.set_config("secret", "x"), target.run(), target.query("reply")):
+                try:
+                    await attempt
+                except Exception as error:
+                    raised.append(error)
+
+    asyncio.run(fail())
+    host.wait_for(lambda one: "…" in one.stderr and "…" in one.stdout)
+    told = ["".join(traceback.format_exception(error)) for error in raised]
+    assert len(told) == 3
+    assert all("…" in each for each in told)
+    assert "it is …" in caplog.text
+    assert "…" in refused
+    for text in (*told, caplog.text, refused, host.stdout, host.stderr):
+        assert secret not in text
 
 
 @pytest.mark.parametrize(

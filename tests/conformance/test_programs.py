@@ -65,6 +65,7 @@ async def slot_process(argv: list[str], _: Path, env: dict[str, str], timeout_se
 
 
 async def grader_in_a_sandbox(argv: list[str], folder: Path, env: dict[str, str], timeout_seconds: float) -> str:
+    folder.chmod(0o755)  # a sandbox of root runs as another user
     command = grader_command(argv, folder, env, timeout_seconds)
     command = replace(command, confinement=Confinement(sandbox=Sandbox(), read=(folder,)))
     return (await run_grader(command, b"q")).decode()

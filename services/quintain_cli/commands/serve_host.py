@@ -19,6 +19,7 @@ import typer
 from quintain.agents.recognition import SENDS_NOTHING
 from quintain.client.http_transport import check_gateway_url
 from quintain.config.fingerprint import module_digests, unseen_warnings
+from quintain.contracts.credentials import mask_secrets
 from quintain.contracts.fleet import ServiceCard
 from quintain.contracts.values import TARGET_NAME_PATTERN
 from quintain.errors import ConfigError
@@ -27,6 +28,7 @@ from quintain.observe.health import OpsEndpoints
 from quintain.programs.agent_gateway import forward_agent_urls
 from quintain.programs.agent_urls import NO_GATEWAY, AgentUrl, AgentUrls
 from quintain.programs.processes import ProcessMark, adopt_orphans, reap_orphans
+from quintain.programs.program import secrets_of
 from quintain.programs.session_variables import set_by_session
 from quintain.rpc.broker_probe import report_ready
 from quintain.settings import Settings, add_variables, environment, read_settings
@@ -216,6 +218,16 @@ def serve_host(
 
 async def _run_host(host_options: HostOptions, ops_options: OpsOptions, *, as_json: bool) -> bool:
     """Serve until SIGTERM. Returns whether a target's thread does not end, so that the process must be killed."""
+    slot_env = host_options.slot_environment(environment())  # before the factory is imported, which may change it
+    try:
+        return await _serve_host(host_options, ops_options, slot_env, as_json=as_json)
+    except ConfigError as error:
+        raise ConfigError(mask_secrets(error.message, secrets_of(slot_env))) from None
+
+
+async def _serve_host(
+    host_options: HostOptions, ops_options: OpsOptions, slot_env: Mapping[str, str], *, as_json: bool
+) -> bool:
     settings = read_settings(environment())
     settings.require_broker_url()
     if host_options.gateway is not None:
@@ -235,13 +247,13 @@ async def _run_host(host_options: HostOptions, ops_options: OpsOptions, *, as_js
         def report_ready(extra_details: dict[str, object]) -> None:
             print_ready("host", {**details, **extra_details}, as_json=as_json)
 
-        context = _HostContext(settings, endpoints, metrics, stop, report_ready, fingerprint)
+        context = _HostContext(settings, endpoints, metrics, stop, report_ready, fingerprint, slot_env)
         return await serve_slots(host_options, factory, context)
 
 
 @dataclass(frozen=True, slots=True)
 class _HostContext:
-    """What both kinds of isolation need: ``fingerprint`` is the factory's."""
+    """What both kinds of isolation need: ``fingerprint`` is the factory's, ``slot_env`` for processes of slots."""
 
     settings: Settings
     endpoints: OpsEndpoints
@@ -249,14 +261,14 @@ class _HostContext:
     stop: StopSignal
     report_ready: Callable[[dict[str, object]], None]
     fingerprint: str
+    slot_env: Mapping[str, str]
 
 
 async def _serve_in_processes(host_options: HostOptions, _: InstanceFactory, context: _HostContext) -> bool:
     """Run the slots' processes, and answer for them. This process serves no lease."""
-    env = host_options.slot_environment(environment())
     async with connect_when_available(context.settings, "host", context.endpoints.set_not_ready) as bus:
         identity, timings = ServiceIdentity("host"), context.settings.timings
-        slot_processes = SlotProcesses(bus, _child_command(host_options), host_options.slots, env, timings)
+        slot_processes = SlotProcesses(bus, _child_command(host_options), host_options.slots, context.slot_env, timings)
         context.metrics.set_counters(slot_processes.counters)
 
         def card() -> ServiceCard:

@@ -28,7 +28,7 @@ from quintain.config.fingerprint import (
 )
 from quintain.config.python_imports import command_imports
 from quintain.errors import ConfigError
-from quintain.programs.program import check_rights, program_environment, start_problem
+from quintain.programs.program import check_rights, program_environment, secrets_of, start_problem
 from quintain.programs.sandbox import Confinement, gateway_address
 from quintain_runner.files import read_text_file
 from quintain_runner.graders.base import GraderRunner
@@ -226,9 +226,9 @@ class _GraderFactory:
             raise ConfigError(error)
         check_rights(command.program)
         if spec.batch is None:
-            return ProgramGraderRunner(spec=spec, execute=process_executor(command))
+            return ProgramGraderRunner(spec=spec, execute=process_executor(command), secrets=secrets_of(command.env))
         pool = await self.stack.enter_async_context(GraderProcessPool(command))
-        return ProgramGraderRunner(spec=spec, execute=line_executor(pool, command))
+        return ProgramGraderRunner(spec=spec, execute=line_executor(pool, command), secrets=secrets_of(command.env))
 
     async def _build_function(self, spec: FunctionGrader) -> ProgramGraderRunner:
         """Build a function grader: start its process, which imports the function and describes it."""
@@ -245,7 +245,12 @@ class _GraderFactory:
             raise ConfigError(f"function {spec.function}: {error.message}") from None
         if description.error is not None:
             raise ConfigError(f"function {spec.function}: {description.error}")
-        return ProgramGraderRunner(spec=spec, execute=function_executor(pool), needs_session=description.wants_session)
+        return ProgramGraderRunner(
+            spec=spec,
+            execute=function_executor(pool),
+            needs_session=description.wants_session,
+            secrets=secrets_of(command.env),
+        )
 
     def _command(self, spec: CommandGrader | FunctionGrader, argv: Sequence[str], folder: Path) -> GraderCommand:
         """The command of a grader, with what it may do. Raises `ConfigError` if it cannot be confined so."""

@@ -58,7 +58,7 @@ def main() -> None:
     function = _load_function(sys.argv[1])
     for line in requests:
         request = FunctionRequest.model_validate_json(line)
-        output.write(_handle_request(function, request).encode("ascii", errors="replace") + b"\n")
+        output.write(_handle_request(function, request).encode(errors="replace") + b"\n")
         output.flush()
 
 

@@ -85,11 +85,13 @@ class ProgramGraderRunner:
     """A command or function grader that is ready to grade answers.
 
     ``execute`` runs it once. ``needs_session`` says whether each execution gets a child session for its calls.
+    ``secrets`` are masked in errors.
     """
 
     spec: ProgramGrader
     execute: ExecuteGrader
     needs_session: bool = True
+    secrets: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -113,7 +115,7 @@ class ProgramGraderRunner:
                     traceparent=current_traceparent(),
                 )
                 reply = await self.execute(invocation)
-                row = parse_verdict(reply)
+                row = parse_verdict(reply, self.secrets)
             except GraderError as error:
                 row = GraderRow(error=error.message)
         if session is None:

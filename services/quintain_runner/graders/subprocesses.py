@@ -10,7 +10,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from quintain.contracts.credentials import mask_tokens
 from quintain.programs.line_program import LineProgram, ProgramEnded, line_program
 from quintain.programs.processes import run_program
 from quintain.programs.program import CannotStart, Program, ProgramTimedOut, TooMuchOutput, describe_end
@@ -63,7 +62,7 @@ async def run_grader(command: GraderCommand, stdin: bytes) -> bytes:
             f"It printed more than {STDOUT_LIMIT // 1024**2} MiB on stdout; print the verdict alone"
         ) from None
     if finished.exit_code != 0:
-        raise GraderError(crash_message(finished.exit_code, finished.stderr.decode(errors="replace")))
+        raise GraderError(crash_message(finished.exit_code, finished.stderr))
     return finished.stdout
 
 
@@ -84,8 +83,8 @@ def timeout_message(timeout_seconds: float) -> str:
 
 
 def crash_message(exit_code: int, stderr: str) -> str:
-    """The message about a crashed grader: its exit code or signal, and the end of its stderr with tokens masked."""
-    return f"It crashed, {describe_end(exit_code, mask_tokens(stderr).strip()[-MAX_STDERR_CHARACTERS:])}"
+    """The message about a crashed grader: its exit code or signal, and the end of its stderr."""
+    return f"It crashed, {describe_end(exit_code, stderr[-MAX_STDERR_CHARACTERS:])}"
 
 
 class ProcessEnded(GraderError):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from pydantic import JsonValue, TypeAdapter
 
+from quintain.contracts.credentials import mask_secrets
 from quintain.contracts.invoke import Result
 from quintain.errors import QuintainError
 from quintain_runner.files import InvalidJson, unique_keys
@@ -45,19 +46,22 @@ def cut_note(reply: Result) -> str:
     return cut if is_cut(reply) else ""
 
 
-def parse_verdict(stdout: bytes) -> GraderRow:
-    """The verdict in a grader's stdout. Raises `GraderError` with a message for the grader's author."""
-    return verdict_from_fields(_parse_object(stdout))
+def parse_verdict(stdout: bytes, secrets: Collection[str] = ()) -> GraderRow:
+    """The verdict in a grader's stdout.
+
+    Raises `GraderError` with a message for the grader's author, in which the ``secrets`` are masked.
+    """
+    return verdict_from_fields(_parse_object(stdout, secrets), secrets)
 
 
-def verdict_from_fields(fields: Mapping[str, object]) -> GraderRow:
+def verdict_from_fields(fields: Mapping[str, object], secrets: Collection[str] = ()) -> GraderRow:
     """The verdict in a grader's JSON object, in any of AgentV's three formats.
 
     Raises `GraderError`, also if the object has an ``error``, with which a grader reports that it failed on a case.
     """
     error = fields.get("error")
     if error is not None and error is not False:
-        text = _parse_text(error) or json.dumps(error)
+        text = mask_secrets(_parse_text(error) or json.dumps(error), secrets)
         raise GraderError(f"It reported an error: {text[:_MAX_ERROR_CHARACTERS]}")
     checks = list(_parse_checks(fields))
     score, passed = _parse_score(fields.get("score"), "score"), _parse_pass(fields, "")
@@ -72,7 +76,7 @@ def verdict_from_fields(fields: Mapping[str, object]) -> GraderRow:
     )
 
 
-def _parse_object(stdout: bytes) -> dict[str, object]:
+def _parse_object(stdout: bytes, secrets: Collection[str]) -> dict[str, object]:
     """The JSON object in a grader's stdout. Raises `GraderError`."""
     try:
         text = stdout.decode("utf-8-sig").strip()
@@ -80,7 +84,7 @@ def _parse_object(stdout: bytes) -> dict[str, object]:
     except InvalidJson as twice:
         raise GraderError(f"Its JSON is ambiguous: {twice}") from None
     except (ValueError, RecursionError):
-        beginning = stdout[:100].decode(errors="replace").strip()
+        beginning = mask_secrets(stdout[:100].decode(errors="replace").strip(), secrets)
         what = f"its output begins with {beginning!r}" if beginning else "its output is empty"
         raise GraderError(
             f"It printed no JSON ({what}); print one object and nothing else, such as {EXAMPLE_OUTPUT}"

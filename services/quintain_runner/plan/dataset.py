@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from quintain.config.file_errors import config_error
-from quintain.contracts.credentials import mask_tokens
+from quintain.contracts.credentials import mask_secrets
 from quintain.errors import ConfigError
 from quintain.graders import Case
 from quintain.programs.processes import run_to_file
@@ -26,6 +26,7 @@ from quintain.programs.program import (
     check_rights,
     describe_end,
     program_environment,
+    secrets_of,
     start_problem,
 )
 from quintain.programs.sandbox import Confinement
@@ -336,10 +337,10 @@ def open_dataset(
     _run_command_into(path, program)
     try:
         return check_dataset(spec, path, requirements, evaluation.prompts, names)
-    except ConfigError:
+    except ConfigError as error:
         # Invalid output is not kept, so that the command runs again once it is fixed.
         path.unlink()
-        raise
+        raise ConfigError(mask_secrets(error.message, secrets_of(program.env))) from None
 
 
 def _run_command_into(path: Path, program: Program) -> None:
@@ -354,5 +355,7 @@ def _run_command_into(path: Path, program: Program) -> None:
             ) from None
         if exit_code != 0:
             errors.seek(0)
-            stderr = mask_tokens(errors.read().decode(errors="replace")).strip()[-_MAX_STDERR_CHARACTERS:]
-            raise ConfigError(f"dataset: its command failed, {describe_end(exit_code, stderr)}")
+            stderr = mask_secrets(errors.read().decode(errors="replace"), secrets_of(program.env)).strip()
+            raise ConfigError(
+                f"dataset: its command failed, {describe_end(exit_code, stderr[-_MAX_STDERR_CHARACTERS:])}"
+            )

@@ -35,7 +35,7 @@ from quintain.errors import (
 )
 from quintain.runtime.http_client import ConnectionLost, NotSent
 from quintain_worker.providers.provider import Billing, ProviderFailure, key_of
-from quintain_worker.providers.quoting import clean, variants_of
+from quintain_worker.providers.quoting import clean
 from quintain_worker.providers.rate_limits import read_rate_report
 
 
@@ -167,7 +167,7 @@ class FailureReader:
     def of_error(self, kind: FailureKind, detail: str = "", body: object = None) -> ProviderFailure:
         """Return a failure of this kind; ``body`` is an error that an answer of status 200 or an event holds."""
         words = None if body is None else read_provider_error(None, body, self._secrets)
-        return self._failure(kind, [clean(detail, variants_of(self._secrets))] if detail else [], words)
+        return self._failure(kind, [clean(detail, self._secrets)] if detail else [], words)
 
     def _failure(
         self,
@@ -211,10 +211,9 @@ def read_provider_error(status: int | None, body: object, secrets: Iterable[str]
     fields = _error_object(body)
     if fields is None:
         return None
-    variants = tuple(variants_of(secrets))
 
     def name(value: object) -> str | None:
-        text = "" if value is None or isinstance(value, bool | dict | list) else clean(str(value), variants)
+        text = "" if value is None or isinstance(value, bool | dict | list) else clean(str(value), secrets)
         return text[:MAX_NAME_LENGTH] or None
 
     found = ProviderError(
@@ -222,7 +221,7 @@ def read_provider_error(status: int | None, body: object, secrets: Iterable[str]
         code=name(fields.get("code")),
         type=name(fields.get("type")),
         parameter=name(fields.get("param")),
-        message=None if status == _HTTP_UNAUTHORIZED else _message(fields, variants),
+        message=None if status == _HTTP_UNAUTHORIZED else _message(fields, secrets),
     )
     return None if found == ProviderError(status=status) else found
 

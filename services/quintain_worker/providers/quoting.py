@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import base64
 import re
-from collections.abc import Iterable, Iterator
-from urllib.parse import quote
+from collections.abc import Iterable
 
 from quintain.config.secrets import redact_secrets
-from quintain.contracts.credentials import mask_tokens
+from quintain.contracts.credentials import MASK, mask_secrets
 from quintain.contracts.values import replace_surrogates
 
 #: How much of what cannot be read as an answer is quoted, in characters.
@@ -16,8 +14,6 @@ MAX_QUOTED_LENGTH = 200
 
 #: So many times of what is shown of a text is looked at for secrets.
 _EXTRA = 8
-
-MASK = "…"
 
 #: What precedes a secret, and secrets that their providers have shortened already, such as ``sk-…abcd``.
 _CREDENTIAL = re.compile(
@@ -30,7 +26,7 @@ _CREDENTIAL = re.compile(
 def quoted(text: str, secrets: Iterable[str], *, length: int = MAX_QUOTED_LENGTH, is_end: bool = False) -> str:
     """Return the beginning of a text as `clean` shows it, or its end."""
     # More than is shown: a secret at the edge must be whole to be found.
-    text = clean(text[-_EXTRA * length :] if is_end else text[: _EXTRA * length], variants_of(secrets))
+    text = clean(text[-_EXTRA * length :] if is_end else text[: _EXTRA * length], secrets)
     if len(text) <= length:
         return text
     return f"…{text[-length:]}" if is_end else f"{text[:length]}…"
@@ -38,14 +34,5 @@ def quoted(text: str, secrets: Iterable[str], *, length: int = MAX_QUOTED_LENGTH
 
 def clean(text: str, secrets: Iterable[str]) -> str:
     """Return the text on one line, with everything masked that is a secret or looks like one."""
-    for secret in secrets:
-        text = text.replace(secret, MASK)
-    text = mask_tokens(" ".join(text.replace("\0", " ").split()))
+    text = " ".join(mask_secrets(text.replace("\0", " "), secrets).split())
     return replace_surrogates(_CREDENTIAL.sub(MASK, redact_secrets(text)))
-
-
-def variants_of(secrets: Iterable[str]) -> Iterator[str]:
-    """Yield the secrets in every form in which they are sent."""
-    for secret in secrets:
-        if secret:
-            yield from {secret, quote(secret, safe=""), base64.b64encode(secret.encode()).decode()}

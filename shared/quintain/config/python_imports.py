@@ -19,12 +19,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from quintain.config.file_errors import did_you_mean
-from quintain.contracts.credentials import mask_tokens
+from quintain.contracts.credentials import mask_secrets
 from quintain.errors import ConfigError
-from quintain.programs.program import script_of
+from quintain.programs.program import script_of, secrets_of
+from quintain.settings import environment
+
+#: The secrets that this process was started with, if it is a program of a configuration; read before such code is
+#: imported, which may take them out of the environment.
+OWN_SECRETS: Final = secrets_of(environment())
 
 
 def load_callable(reference: str, folder: Path, *, kind: str = "function") -> Callable[..., Any]:
@@ -58,14 +63,14 @@ def load_object(reference: str, folder: Path, *, kind: str) -> object:
 def describe_raised(error: BaseException, folder: Path, *, max_characters: int = 2000) -> str:
     """An exception as one sentence: its class and message, and the last line of code below ``folder`` that it came by.
 
-    Tokens are masked.
+    Secrets of this process are masked.
     """
     frames = traceback.extract_tb(error.__traceback__)
     paths = [(Path(frame.filename), frame.lineno) for frame in frames]
     own = [each for each in paths if each[0].is_relative_to(folder) and _INSTALLED.isdisjoint(each[0].parts)]
     where = f" ({own[-1][0].name}, line {own[-1][1]})" if own else ""
     words = ": ".join(filter(None, (type(error).__name__, str(error))))
-    return mask_tokens(words)[:max_characters] + where
+    return mask_secrets(words, OWN_SECRETS)[:max_characters] + where
 
 
 #: The name of the module that a script is; it is in no package.

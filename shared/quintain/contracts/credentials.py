@@ -12,15 +12,18 @@ another call.
 
 from __future__ import annotations
 
+import base64
 import functools
 import hashlib
 import hmac
+import json
 import re
 import secrets
 import string
 import zlib
 from collections.abc import Iterable
 from typing import NamedTuple, Self
+from urllib.parse import quote
 
 from quintain.contracts.values import sanitize_request_id
 from quintain.errors import Unauthorized
@@ -110,6 +113,40 @@ def bearer_token(headers: Iterable[str]) -> str:
 def mask_tokens(text: str) -> str:
     """Return the text with the secret part of every token removed."""
     return re.sub(r"(qtn_[a-z]{2,8}_[0-9A-Za-z]{12}_)[0-9A-Za-z_]+", r"\1…", text)
+
+
+#: What stands in place of a secret.
+MASK = "…"
+
+#: Words of a secret, and what is left of it at the edge of a text that was cut, are masked from so many characters on.
+_MIN_WORD_LENGTH, _MIN_EDGE_LENGTH = 8, 4
+
+
+def mask_secrets(text: str, secrets: Iterable[str]) -> str:
+    """Return the text with tokens masked and with every secret, in each form in which it is sent or quoted.
+
+    Also masked are a secret's words of 8 characters and more, and what of it stands at an edge where the text was cut.
+    """
+    for form in _forms(tuple(secrets)):
+        text = text.replace(form, MASK)
+        for length in range(len(form) - 1, _MIN_EDGE_LENGTH - 1, -1):
+            if text.startswith(form[-length:]):
+                text = MASK + text[length:]
+            if text.endswith(form[:length]):
+                text = text[:-length] + MASK
+    return mask_tokens(text)
+
+
+@functools.lru_cache(maxsize=64)
+def _forms(secrets: tuple[str, ...]) -> tuple[str, ...]:
+    """Every form of the secrets, the longest first."""
+    forms: set[str] = set()
+    for secret in filter(None, secrets):
+        words = (word for word in secret.split() if len(word) >= _MIN_WORD_LENGTH)
+        encoded = secret.encode(errors="surrogateescape")
+        quotations = (quote(encoded, safe=""), base64.b64encode(encoded).decode().rstrip("="), repr(secret)[1:-1])
+        forms.update((secret, *words, *quotations, json.dumps(secret)[1:-1]))
+    return tuple(sorted(forms, key=len, reverse=True))
 
 
 def _random(length: int) -> str:

@@ -38,7 +38,7 @@ async def line_program(program: Program, *, line_limit: int) -> AsyncIterator[Li
     ):
         watching = asyncio.ensure_future(_watch(process, lines))
         try:
-            yield LineProgram(process, writer, lines, errors)
+            yield LineProgram(program, process, writer, lines, errors)
         finally:
             watching.cancel()
 
@@ -54,7 +54,10 @@ async def _watch(process: Process, lines: _Lines) -> None:
 class LineProgram:
     """A program that runs."""
 
-    def __init__(self, process: Process, writer: asyncio.WriteTransport, lines: _Lines, errors: OutputTail) -> None:
+    def __init__(
+        self, program: Program, process: Process, writer: asyncio.WriteTransport, lines: _Lines, errors: OutputTail
+    ) -> None:
+        self._env = program.env
         self._process, self._writer, self._lines, self._errors = process, writer, lines, errors
 
     def send(self, line: bytes) -> None:
@@ -85,8 +88,8 @@ class LineProgram:
 
     @property
     def stderr(self) -> str:
-        """The end of what it wrote to stderr."""
-        return self._errors.data.decode(errors="replace").strip()
+        """The end of what it wrote to stderr, with secrets masked."""
+        return self._errors.text(self._env)
 
     async def finish(self, grace_seconds: float) -> None:
         """Close its stdin, and wait up to ``grace_seconds`` for it to end."""

@@ -216,7 +216,7 @@ async def run_program(
         await asyncio.wait((output.ended, errors.ended), timeout=DRAIN_SECONDS)
     if output.overflowed.done():
         raise TooMuchOutput
-    return Finished(exit_code=exit_code, stdout=bytes(output.data), stderr=bytes(errors.data))
+    return Finished(exit_code=exit_code, stdout=bytes(output.data), stderr=errors.text(program.env))
 
 
 @asynccontextmanager

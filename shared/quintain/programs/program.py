@@ -18,6 +18,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Final
 
+from quintain.contracts.credentials import mask_secrets
 from quintain.errors import ConfigError
 from quintain.programs.sandbox import UNCONFINED, Confinement
 
@@ -64,6 +65,13 @@ ALLOWED_VARIABLES: Final = frozenset(
 #: The beginnings of more names: the locale's categories.
 ALLOWED_PREFIXES: Final = ("LC_",)
 
+#: Names the variables of a program that are masked in what it writes to stderr and raises, with commas between them.
+SECRET_NAMES_VARIABLE: Final = "QUINTAIN_SECRET_NAMES"  # noqa: S105 -- the name of a variable
+
+#: Shorter values are no secrets, but words of every text; those that a configuration's ``env`` takes from elsewhere are
+#: longer.
+_MIN_SECRET_LENGTH, _MIN_REFERENCED_LENGTH = 4, 8
+
 #: Quintain's own secrets: no program gets them, also where a configuration names them.
 REFUSED_VARIABLES: Final = frozenset(
     {"QUINTAIN_ADMIN_TOKEN", "QUINTAIN_LEDGER_URL", "QUINTAIN_BROKER_URL", "QUINTAIN_SESSION_TOKEN"}
@@ -75,7 +83,8 @@ def program_environment(
 ) -> dict[str, str]:
     """Return the environment of a program.
 
-    It has the allowed variables of ``env``, those whose names ``env_from`` lists, and the program's ``own``. Raises
+    It has the allowed variables of ``env``, those whose names ``env_from`` lists, and the program's ``own``; and it
+    names those that are secrets: see `secrets_of`. Raises
     `ConfigError` if a listed variable is not set, or is a secret of Quintain itself.
     """
     names = list(env_from)
@@ -89,7 +98,23 @@ def program_environment(
         for name, value in env.items()
         if name in ALLOWED_VARIABLES or name.startswith(ALLOWED_PREFIXES) or name in names
     }
-    return {**allowed, **(own or {})}
+    elsewhere = [value for name, value in env.items() if _is_elsewhere(name, value)]
+    secret = [name for name in names if name not in ALLOWED_VARIABLES]
+    secret += [name for name, value in (own or {}).items() if any(each in value for each in elsewhere)]
+    marked = {SECRET_NAMES_VARIABLE: ",".join(secret)} if secret else {}
+    return {**allowed, **(own or {}), **marked}
+
+
+def _is_elsewhere(name: str, value: str) -> bool:
+    """Whether a variable may be a secret to which a program's own ``env`` refers."""
+    is_allowed = name in ALLOWED_VARIABLES or name.startswith(ALLOWED_PREFIXES)
+    return not is_allowed and len(value) >= _MIN_REFERENCED_LENGTH and not value.startswith("/")
+
+
+def secrets_of(env: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the secrets in the environment of a program, for `quintain.contracts.credentials.mask_secrets`."""
+    values = (env.get(name, "") for name in env.get(SECRET_NAMES_VARIABLE, "").split(","))
+    return tuple(value for value in values if len(value) >= _MIN_SECRET_LENGTH)
 
 
 class LimitedOutput(asyncio.Protocol):
@@ -128,6 +153,10 @@ class LimitedOutput(asyncio.Protocol):
 
 class OutputTail(LimitedOutput):
     """Keeps the last ``limit`` bytes of a pipe."""
+
+    def text(self, env: Mapping[str, str]) -> str:
+        """Return what was kept, with the secrets masked of a program with this environment."""
+        return mask_secrets(self.data.decode(errors="replace").strip(), secrets_of(env))
 
     def data_received(self, data: bytes) -> None:
         """Implements `asyncio.Protocol.data_received`."""
@@ -223,11 +252,14 @@ class Program:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """The result of a program; a negative exit code is the number of the signal that ended it."""
+    """The result of a program; a negative exit code is the number of the signal that ended it.
+
+    Secrets are masked in ``stderr``.
+    """
 
     exit_code: int
     stdout: bytes
-    stderr: bytes
+    stderr: str
 
 
 def describe_end(exit_code: int | None, stderr: str) -> str:

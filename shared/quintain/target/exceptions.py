@@ -11,11 +11,12 @@ import builtins
 import importlib
 import secrets
 import traceback
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from pydantic import JsonValue
 
+from quintain.contracts.credentials import mask_secrets
 from quintain.contracts.remote_target import RemoteFailure, TagPath
 from quintain.contracts.values import replace_surrogates
 from quintain.errors import RemoteTargetError
@@ -43,25 +44,27 @@ BUILTIN_EXCEPTIONS: Mapping[str, type[Exception]] = {
 MAX_ARGUMENTS_LENGTH = 64_000
 
 
-def to_failure(error: BaseException) -> RemoteFailure:
-    """Return the wire format of an exception. Never raises."""
+def to_failure(error: BaseException, secrets: Collection[str] = ()) -> RemoteFailure:
+    """Return the wire format of an exception, with the ``secrets`` masked in it. Never raises."""
     # str() of a KeyError is the repr of its key; restoring it needs the key itself.
     message_value = error.args[0] if isinstance(error, KeyError) and error.args else error
     name = type(error).__name__
     return RemoteFailure(
         # A class of the same name as a built-in one is another class.
         type=name if BUILTIN_EXCEPTIONS.get(name, type(error)) is type(error) else f"{type(error).__module__}.{name}",
-        message=safe_str(message_value),
-        traceback=safe_str(error, _format_traceback),
+        message=mask_secrets(safe_str(message_value), secrets),
+        traceback=mask_secrets(safe_str(error, _format_traceback), secrets),
         values=_superred_usage(error),
         token=getattr(error, _TOKEN_ATTRIBUTE, None),
-        arguments=_arguments(error),
-        exceptions=[to_failure(each) for each in error.exceptions] if isinstance(error, ExceptionGroup) else None,
+        arguments=_arguments(error, secrets),
+        exceptions=[to_failure(each, secrets) for each in error.exceptions]
+        if isinstance(error, ExceptionGroup)
+        else None,
     )
 
 
-def _arguments(error: BaseException) -> str | None:
-    """Return the arguments of a built-in exception; None where they are too long."""
+def _arguments(error: BaseException, secrets: Collection[str]) -> str | None:
+    """Return the arguments of a built-in exception; None where they are too long, or have a secret in them."""
     arguments = error.args
     if isinstance(error, ExceptionGroup):
         arguments = arguments[:1]
@@ -71,7 +74,9 @@ def _arguments(error: BaseException) -> str | None:
     text = encode_value([replace_surrogates(each) if isinstance(each, str) else each for each in arguments])
     return (
         text
-        if type(error) is BUILTIN_EXCEPTIONS.get(type(error).__name__) and len(text) <= MAX_ARGUMENTS_LENGTH
+        if type(error) is BUILTIN_EXCEPTIONS.get(type(error).__name__)
+        and len(text) <= MAX_ARGUMENTS_LENGTH
+        and mask_secrets(text, secrets) == text
         else None
     )
 

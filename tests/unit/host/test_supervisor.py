@@ -21,6 +21,7 @@ from quintain.contracts.hosting import (
 )
 from quintain.contracts.remote_target import TargetDescriptor
 from quintain.errors import ConfigError, HostLost
+from quintain.programs.program import SECRET_NAMES_VARIABLE
 from quintain.remote.lease import MAX_LOST_BOOTS, RemoteLease, TargetTimeouts, acquire_lease
 from quintain.rpc.requests import RpcClient
 from quintain.settings import environment
@@ -137,6 +138,7 @@ def test_a_slots_process_gets_what_it_needs_and_what_is_listed() -> None:
         "OTEL_SERVICE_NAME": "bots",
         "BOT_KEY": "listed",
         "MODE": "test",
+        SECRET_NAMES_VARIABLE: "BOT_KEY",
     }
     for name in ("QUINTAIN_ADMIN_TOKEN", "NOT_SET"):
         with pytest.raises(ConfigError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from quintain.errors import ConfigError
-from quintain.programs.program import program_environment
+from quintain.programs.program import SECRET_NAMES_VARIABLE, program_environment
 
 ENV = {
     "PATH": "/bin", "LC_ALL": "C", "https_proxy": "http://proxy", "SSL_CERT_FILE": "/ca.pem",
@@ -22,7 +22,8 @@ def test_what_is_not_listed_is_not_passed_on() -> None:
 
 def test_a_program_gets_what_its_configuration_lists_and_its_own_values_win() -> None:
     env = program_environment(ENV, env_from=["MY_SETTING"], own={"PATH": "/opt", "OTHER": "2"})
-    assert env == {**program_environment(ENV), "MY_SETTING": "1", "PATH": "/opt", "OTHER": "2"}
+    listed = {"MY_SETTING": "1", SECRET_NAMES_VARIABLE: "MY_SETTING"}
+    assert env == {**program_environment(ENV), **listed, "PATH": "/opt", "OTHER": "2"}
 
 
 @pytest.mark.parametrize("name", ["NOT_SET", "QUINTAIN_BROKER_URL", "QUINTAIN_ADMIN_TOKEN_FILE", "QUINTAIN_LEDGER_URL"])

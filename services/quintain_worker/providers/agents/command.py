@@ -11,6 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from quintain.config.program_targets import PLACEHOLDERS, CommandTarget
+from quintain.contracts.credentials import mask_secrets
 from quintain.contracts.invoke import InvokeRequest
 from quintain.errors import ProviderFailed, ReplyTooLarge, TimedOut
 from quintain.programs.processes import run_program
@@ -22,6 +23,7 @@ from quintain.programs.program import (
     TooMuchOutput,
     describe_end,
     program_environment,
+    secrets_of,
 )
 from quintain.programs.sandbox import Confinement
 from quintain_worker.providers.agents.coding_agents import PRESET_READERS
@@ -115,7 +117,7 @@ class CommandProvider:
             files.write(self._confinement)
             finished = await self._run(files, timeout_seconds)
             if finished.exit_code != 0:
-                stderr = finished.stderr.decode(errors="replace").strip()[-_MAX_QUOTED_LENGTH:]
+                stderr = finished.stderr[-_MAX_QUOTED_LENGTH:]
                 raise self._failure(describe_end(finished.exit_code, stderr))
             output = finished.stdout
             if "output_file" in self._placeholders:
@@ -171,7 +173,8 @@ class CommandProvider:
         try:
             return parse_output(text)
         except ValueError as error:
-            raise self._failure(f"exit code 0, and the answer cannot be used: {error}") from None
+            words = mask_secrets(str(error), secrets_of(self._env))
+            raise self._failure(f"exit code 0, and the answer cannot be used: {words}") from None
 
     def _failure(self, message: str) -> ProviderFailure:
         return ProviderFailure(ProviderFailed(f"{self._name}: {message}", charged=True), Billing.BILLED)

@@ -19,7 +19,7 @@ from quintain.errors import ConversationLost, ProviderError, ProviderFailed, Rej
 from quintain_worker.providers import model_failures
 from quintain_worker.providers.model_failures import FailureKind
 from quintain_worker.providers.provider import Billing, ProviderFailure
-from quintain_worker.providers.quoting import clean, quoted, variants_of
+from quintain_worker.providers.quoting import clean, quoted
 from quintain_worker.providers.rate_limits import read_rate_report
 
 _CHARGED = partial(ProviderFailed, charged=True)
@@ -77,7 +77,7 @@ class AgentFailures:
         parts = urlsplit(target.url)
         self._secrets = target.secrets
         self._name = name
-        self._url = clean(f"{parts.scheme}://{parts.netloc}{parts.path}", variants_of(self._secrets))
+        self._url = clean(f"{parts.scheme}://{parts.netloc}{parts.path}", self._secrets)
 
     def of_status(
         self, status: int, headers: Mapping[str, str], body: bytes, *, names_session: bool = False

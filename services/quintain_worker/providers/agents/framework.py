@@ -9,6 +9,7 @@ from pydantic_core import from_json
 
 from quintain.agents.recognition import SENDS_NOTHING
 from quintain.config.program_targets import AgentTarget
+from quintain.contracts.credentials import mask_secrets
 from quintain.errors import ConfigError
 from quintain.programs.agent_urls import NO_GATEWAY, AgentUrls
 from quintain.programs.processes import run_to_file
@@ -51,7 +52,7 @@ def check_agent(name: str, target: AgentTarget, context: ProviderContext) -> Non
             message = from_json(printed)["message"]
         except (ValueError, KeyError):
             message = describe_end(exit_code, quoted_end(errors.strip(), agent.secrets))
-        raise ConfigError(f"targets.{name}: {message}")
+        raise ConfigError(f"targets.{name}: {mask_secrets(str(message), agent.secrets)}")
 
 
 def _program(target: AgentTarget, context: ProviderContext, *options: str) -> AgentCommand:

@@ -33,6 +33,7 @@ from quintain.programs.program import (
     TooMuchOutput,
     describe_end,
     program_environment,
+    secrets_of,
 )
 from quintain.programs.sandbox import Confinement
 from quintain.runtime.concurrency import IdleLimit
@@ -69,15 +70,12 @@ _LIMITS = f"a line of {MAX_LINE_BYTES // 1024**2} MiB, or a turn of {MAX_TURN_BY
 #: How much of the end of a program's stderr is quoted, in characters.
 MAX_STDERR_LENGTH = 300
 
-#: Values of a program's own variables that are shorter are no secrets.
-_MIN_SECRET_LENGTH = 8
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentCommand:
     """A program that is an agent: how it is started, and how it is spoken to.
 
-    ``secrets`` are masked where it is quoted. ``one_turn``: it gets the prompt as it is, answers, and ends.
+    ``one_turn``: it gets the prompt as it is, answers, and ends.
     ``is_kept``: it prints ``{"type": "ready"}`` once it can take a turn, and is kept for the next conversation.
     """
 
@@ -85,10 +83,14 @@ class AgentCommand:
     max_conversations: int
     conversation_idle_seconds: float
     idle_seconds: float | None = None
-    secrets: tuple[str, ...] = ()
     is_kept: bool = False
     one_turn: bool = False
     read_line: ReadLine = read_agent_line
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """What is masked where it is quoted."""
+        return secrets_of(self.program.env)
 
 
 def program_confinement(target: ProgramTarget, folder: Path) -> Confinement:
@@ -119,7 +121,6 @@ def agent_of(
         max_conversations=target.max_conversations,
         conversation_idle_seconds=target.conversation_idle_seconds,
         idle_seconds=target.idle_seconds,
-        secrets=tuple(env[name] for name in (*target.env, *target.env_from) if len(env[name]) >= _MIN_SECRET_LENGTH),
         is_kept=is_kept,
     )
 
@@ -280,7 +281,9 @@ class AgentProgramProvider(SessionScopedProvider, ConversationHolder):
                     self._agent.read_line(parse_line(line), reading)
             except ValueError as error:
                 printed = self._quoted(line.decode(errors="replace"))
-                raise self._failure(f"the program printed a line that cannot be used: {error}: {printed}") from None
+                raise self._failure(
+                    f"the program printed a line that cannot be used: {self._quoted(str(error))}: {printed}"
+                ) from None
             # Many lines may be there at once, and others wait for the loop.
             await asyncio.sleep(0)
 
