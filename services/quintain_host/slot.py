@@ -12,6 +12,7 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from quintain.bus.base import Bus, Consumer, Delivery
+from quintain.bus.failure_log import FailureLog
 from quintain.config.python_imports import OWN_SECRETS
 from quintain.contracts.hosting import (
     LEASE_TYPE,
@@ -70,6 +71,8 @@ class LeaseSlot:
         self._after_lease = after_lease
         self._boot_seconds = boot_seconds
         self._queue = host_topology(name).queues[0]
+        begun, ended = f"A slot of {name} takes no lease", f"A slot of {name} takes leases"
+        self._no_lease = FailureLog(log, begun, ended, bus)
         self.lease: HostedLease | None = None
         #: True from the receipt of a lease request to the end of its lease. A drain does not interrupt this: the
         #: controller would hold a lease that no host serves.
@@ -111,6 +114,9 @@ class LeaseSlot:
                     if self._after_lease is not None and await self._after_lease():
                         self.is_draining = True
                         self._must_end()
+            except BusError as error:
+                self._no_lease.failed(error)
+                await asyncio.sleep(self._timings.host_pause_seconds)
             except Exception:
                 log.exception("A lease of %s failed; the slot takes the next one", self._name)
                 await asyncio.sleep(self._timings.host_pause_seconds)
@@ -139,6 +145,7 @@ class LeaseSlot:
                 received.set_result(delivery)
 
         self._request_consumer = consumer = await self._bus.consume(self._queue, on_request, prefetch=1)
+        self._no_lease.worked()
         try:
             yield await received
         finally:

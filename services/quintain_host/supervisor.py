@@ -22,6 +22,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, TextIO
 
 from quintain.bus.base import Bus, Envelope
+from quintain.bus.failure_log import FailureLog
 from quintain.contracts.credentials import mask_secrets
 from quintain.contracts.hosting import LEASE_TYPE, HostMessage, LeaseEnded
 from quintain.errors import BusError
@@ -210,6 +211,8 @@ class _Driver:
     def __init__(self, bus: Bus, timings: Timings) -> None:
         self._bus, self._timings = bus, timings
         self._lease_id = self._key = ""
+        begun, ended = "The driver of a slot's lease is not reached", "The driver of a slot's lease is reached"
+        self._not_reached = FailureLog(log, begun, ended, bus)
 
     def set_address(self, message: str) -> None:
         """Read what `IpcWriter.send_address` wrote; anything else is passed over."""
@@ -232,7 +235,9 @@ class _Driver:
             seconds = self._timings.host_heartbeat_seconds
             await self._bus.publish(REPLY, self._key, envelope, timeout_seconds=seconds)
         except BusError as error:
-            log.info("The driver of a slot's lease was not reached: %s", error.message)
+            self._not_reached.failed(error)
+        else:
+            self._not_reached.worked()
 
 
 class _PassedOutput(OutputTail):

@@ -21,6 +21,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 
+from quintain.bus.failure_log import FailureLog
 from quintain.contracts.ledger import Admission, Admit, AdmitBatch, AttemptEnded
 from quintain.errors import BudgetUnavailable, BusError, Fault, Overloaded
 from quintain.rpc.server import log_defect
@@ -71,6 +72,8 @@ class AdmissionQueue:
         self._fill_locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._arrivals, self._copies = itertools.count(), CopiesOfWaiting(self._waiting, timings.held_admit_seconds)
         self.money = MoneyLine(self._waiting, self._read, self._retry)
+        begun = "Admissions could not be sent; they are sent when the workers repeat their admits"
+        self._not_sent = FailureLog(log, begun, "Admissions are sent")
 
     @property
     def waiting_count(self) -> int:
@@ -300,7 +303,7 @@ class AdmissionQueue:
                     decided.setdefault(current.send_answer, []).append(decision)
                 elif decision is not None:
                     self._waiting.put(dataclasses.replace(current, deferred=decision))
-            await asyncio.gather(*(_send(send_answer, answers) for send_answer, answers in decided.items()))
+            await asyncio.gather(*(self._send(send_answer, answers) for send_answer, answers in decided.items()))
             refused = [each.call_key for each, decision in zip(page, decisions, strict=True) if _is_refused(decision)]
             await self._retry(self._waiting.of_calls(refused))
         return all_decisions
@@ -372,15 +375,16 @@ class AdmissionQueue:
                 self._metrics.count_admission(admit.target, decision)
         return decisions
 
-
-async def _send(send_answer: SendAnswer, answers: list[Admission]) -> None:
-    try:
-        await send_answer(answers, [])
-    except BudgetUnavailable:
-        # That the ledger is out of reach is logged once, where it is found.
-        log.debug("An admission could not be sent: the ledger is out of reach")
-    except (BusError, Fault) as error:
-        log.warning("An admission could not be sent; it is sent when the worker repeats its admit: %s", error.message)
+    async def _send(self, send_answer: SendAnswer, answers: list[Admission]) -> None:
+        try:
+            await send_answer(answers, [])
+        except BudgetUnavailable:
+            # That the ledger is out of reach is logged once, where it is found.
+            log.debug("An admission could not be sent: the ledger is out of reach")
+        except (BusError, Fault) as error:
+            self._not_sent.failed(error)
+        else:
+            self._not_sent.worked()
 
 
 def _is_refused(decision: Admission | Deferred | None) -> bool:

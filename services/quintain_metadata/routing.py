@@ -8,6 +8,7 @@ import logging
 from collections.abc import Mapping
 
 from quintain.bus.base import Bus, Delivery, Envelope, HeaderValue
+from quintain.bus.failure_log import FailureLog
 from quintain.contracts.api_request import read_request
 from quintain.contracts.headers import DEADLINE_HEADER, PROOF_HEADER, REQUEST_ID_HEADER, ROUTED_HEADER
 from quintain.contracts.invoke import InvokeRequest
@@ -58,6 +59,8 @@ class Router:
             timings.unknown_target_seconds if start_window_seconds is None else start_window_seconds,
             timings.lease_ms,
         )
+        begun, ended = "Requests could not be forwarded to their targets yet", "Requests are forwarded"
+        self._not_forwarded = FailureLog(log, begun, ended, bus)
         #: Target → the connection's reconnects when its queue was declared.
         self._declared: dict[str, int] = {}
 
@@ -191,9 +194,10 @@ class Router:
                 message = f"The broker nacked it: the queue of target {target!r} is full, or cannot be reached now"
                 raise Overloaded(message, retry_after_ms=1000, charge_unknown=True) from None
             except BrokerUnavailable as error:
-                log.warning("A request could not be forwarded to its target and will be retried: %s", error.message)
+                self._not_forwarded.failed(error, delivery)
                 await asyncio.sleep(self._timings.route_pause_seconds)
             else:
+                self._not_forwarded.worked(delivery)
                 return
 
 

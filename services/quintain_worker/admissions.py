@@ -20,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from quintain.bus.base import Bus, Delivery, Envelope
+from quintain.bus.failure_log import FailureLog
 from quintain.contracts.ledger import Admission, Admit, AdmitBatch, AdmitReply
 from quintain.errors import BudgetUnavailable, BusError, Expired, Fault, QueueFull, Unroutable
 from quintain.observe.semconv import ATTEMPT, CALL_COUNT, OUTCOME, AttributeValue
@@ -96,7 +97,7 @@ class AdmissionClient:
         self._under_way: set[str] = set()
         self._heard_at = -math.inf
         self._stopped = False
-        self._is_unreachable = False
+        self._not_sent = FailureLog(log, "Admits cannot be sent and are repeated", "Admits can be sent again")
         #: The routing key of a metadata service's own queue; None while none is known.
         self._own_key: str | None = None
         #: The key says whether the requests are sent for the first time.
@@ -231,9 +232,8 @@ class AdmissionClient:
                 if self._is_queue_gone(key, error):
                     await self._send(False, batch)  # noqa: FBT003 -- a key of `_batches`
             else:
-                if self._is_unreachable and key == ADMIT.key:
-                    log.warning("Admits can be sent again")
-                    self._is_unreachable = False
+                if key == ADMIT.key:
+                    self._not_sent.worked()
         except Exception as defect:
             # A defect in encoding the batch would occur again with every resend: fail the calls instead.
             for pending in batch:
@@ -251,10 +251,8 @@ class AdmissionClient:
             return True
         if is_own:
             log.info("Admits could not be sent to a service's own queue, and are repeated: %s", error.message)
-        # Every pending call repeats its admit every few seconds: log an outage only when it begins and ends.
-        elif not self._is_unreachable:
-            log.warning("Admits cannot be sent and will be repeated: %s", error.message)
-        self._is_unreachable = self._is_unreachable or not is_own
+        else:
+            self._not_sent.failed(error)
         return False
 
     def _on_answer(self, delivery: Delivery) -> None:

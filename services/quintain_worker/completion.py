@@ -23,6 +23,7 @@ from typing import Final, NamedTuple
 from pydantic_core import from_json, to_json
 
 from quintain.bus.base import Bus, Delivery, Envelope
+from quintain.bus.failure_log import FailureLog
 from quintain.config.prices import Price
 from quintain.contracts.group import GroupItem, count_fitting
 from quintain.contracts.headers import REQUEST_ID_HEADER
@@ -38,6 +39,7 @@ from quintain.contracts.message import (
 from quintain.contracts.step_log import cut_steps
 from quintain.contracts.values import replace_surrogates
 from quintain.errors import (
+    BrokerRefused,
     BrokerUnavailable,
     BusError,
     Fault,
@@ -215,6 +217,8 @@ class Completion:
         # A settle is sent also if its call's handler was cancelled meanwhile: the outcome is known.
         self._settles = BatchSender[None, _UnfinishedCall](self._send_settles, max_concurrent=4, count=_count_settles)
         self._reply_groups = ReplyGroups(bus)
+        self._not_settled = FailureLog(log, "Settles could not be sent, and are repeated", "Settles are sent", bus)
+        self._not_replied = FailureLog(log, "Replies could not be sent, and are repeated", "Replies are sent", bus)
 
     async def settle(self, settle: bytes) -> None:
         """Report the outcome of an attempt, a `Settle` as it is sent, until it is confirmed into a quorum queue."""
@@ -243,13 +247,14 @@ class Completion:
         try:
             await self._bus.publish(SETTLE.exchange, SETTLE.key, Envelope(body=body, type=SETTLE.key))
         except BusError as error:
-            log.warning("%d settles could not be sent and will be repeated: %s", len(calls), error.message)
+            self._not_settled.failed(error)
             for call in calls:
                 self._after_pause(call, partial(self._settles.add, None, call))
         except Exception as defect:
             for call in calls:
                 call.fail(defect)
         else:
+            self._not_settled.worked()
             for call in calls:
                 if call.reply is not None:
                     self._begin_reply(call, call.reply)
@@ -275,11 +280,12 @@ class Completion:
         self, call: _UnfinishedCall, reply: Reply, grouped: GroupedReply, error: Exception | None
     ) -> None:
         """Acknowledge a message after its reply was sent, or send that again where the broker was unavailable."""
-        if isinstance(error, BrokerUnavailable):
-            call.context.run(log.warning, "A reply could not be sent and will be repeated: %s", error.message)
+        if isinstance(error, BrokerUnavailable | BrokerRefused):
+            call.context.run(self._not_replied.failed, error)
             address, alone = reply.delivery.reply_to or "", not reply.may_share_message
             self._after_pause(call, partial(self._reply_groups.add, address, grouped, alone=alone))
             return
+        self._not_replied.worked()
         if isinstance(error, Unroutable | QueueFull):
             call.context.run(log.info, "A reply was dropped: the client's reply queue is gone or full")
         elif error is not None:

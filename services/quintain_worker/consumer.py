@@ -19,6 +19,7 @@ from enum import Enum, auto
 from functools import partial
 
 from quintain.bus.base import Consumer, Delivery, earlier_deliveries
+from quintain.bus.failure_log import FailureLog
 from quintain.contracts.fleet import ServedTarget
 from quintain.contracts.group import INVOKE_GROUP_TYPE
 from quintain.contracts.headers import COPY_HEADER, DEADLINE_HEADER
@@ -150,12 +151,10 @@ class TargetConsumer:
     ``card.slots`` is how many calls run here at a time, and how many messages are taken; a call of a group waits until
     a slot is free. Of a target with a quota or a price, calls that wait for the quota or for money take a slot too. So
     there are `WAITING_PLACES` more, and as many again for the backlog, where the fleet bounds what runs as closely as
-    this worker.
-    ``report_pause`` is called with the seconds of each pause that the target's provider asks for.
+    this worker. ``report_pause`` is called with the seconds of each pause that the target's provider asks for.
 
-    At a pause the consumer is cancelled at once, and its deliveries finish under it; it is closed after the last of
-    them. A new consumer starts after the pause, and only when no more than ``slots`` calls are in flight, so that
-    repeated pauses do not accumulate calls.
+    At a pause the consumer is cancelled at once, and closed after its last delivery. A new one starts after the pause,
+    when no more than ``slots`` calls are in flight: repeated pauses accumulate no calls.
     """
 
     def __init__(
@@ -174,6 +173,7 @@ class TargetConsumer:
             self._waits = SessionWaits(context.bus, target.name, lambda: self._call_slots.free, self._places)
         self.pause = PauseState(report_pause, context.timings)
         self._in_flight = 0
+        self._not_resumed = FailureLog(log, f"Target {target.name} is not resumed", f"Target {target.name} is resumed")
         self._consumer: Consumer | None = None
         self._backlog_consumer: Consumer | None = None
         #: One for each copy of another worker's call that is held here: it takes no place of a message.
@@ -269,18 +269,18 @@ class TargetConsumer:
             elif self._consumer is None and self._in_flight <= self._places:
                 try:
                     await self._start_consumer()
+                    self._not_resumed.worked()
                     log.warning("Target %s is no longer paused", self._name)
                 except BusError as error:
-                    log.error("The queue of target %s cannot be consumed yet: %s", self._name, error.message)
+                    self._not_resumed.failed(error)
                     await asyncio.sleep(self._context.timings.consume_pause_seconds)
             else:
                 await self.pause.changed.wait()
 
     async def _start_consumer(self) -> None:
         # Calls of the consumer before do not take this one's slots: a paused call must not keep others from running.
-        self._call_slots = self._backlog_slots = CallSlots(self._places)
-        if self._has_places:
-            self._backlog_slots = CallSlots(self._places)
+        self._call_slots = CallSlots(self._places)
+        self._backlog_slots = CallSlots(self._places) if self._has_places else self._call_slots
         handler, bus = partial(self._handle, self._backlog_slots), self._context.bus
         self._backlog_consumer = await bus.consume(backlog_queue(self._name), handler, prefetch=self._places)
         handler = partial(self._handle, self._call_slots)

@@ -12,6 +12,7 @@ import logging
 from typing import Any
 
 from quintain.bus.base import Bus, Consumer, Handler
+from quintain.bus.failure_log import FailureLog
 from quintain.contracts.agents import Continuation
 from quintain.contracts.api_request import ApiRequest
 from quintain.contracts.invoke import InvokeRequest
@@ -40,6 +41,8 @@ class TurnQueue:
         self._consumer: Consumer | None = None
         self._lock = asyncio.Lock()
         self._is_closed = False
+        begun, ended = "The queue of conversations cannot be consumed", "The queue of conversations is consumed"
+        self._not_consumed = FailureLog(log, begun, ended, bus)
 
     async def open(self) -> bool:
         """Declare and consume the queue, unless that is done; returns False where the broker cannot be reached."""
@@ -49,7 +52,9 @@ class TurnQueue:
                     await self._bus.declare(self._topology)
                     self._consumer = await self._bus.consume(self._topology.queues[0], self.handler, prefetch=PREFETCH)
                 except BusError as error:
-                    log.warning("The queue of conversations cannot be consumed: %s", error.message)
+                    self._not_consumed.failed(error)
+                else:
+                    self._not_consumed.worked()
             return self._consumer is not None
 
     async def cancel(self) -> None:

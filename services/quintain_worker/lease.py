@@ -14,6 +14,7 @@ import logging
 import math
 from collections.abc import Callable
 
+from quintain.bus.failure_log import FailureLog
 from quintain.contracts.ledger import DrainState, Heartbeat, LeaseRenewed, Register
 from quintain.errors import BrokerRefused, BusError, Fault, NoAnswer
 from quintain.routes import HEARTBEAT, REGISTER
@@ -21,6 +22,9 @@ from quintain.rpc.requests import RpcClient
 from quintain.timings import Clock, Timings
 
 log = logging.getLogger(__name__)
+
+#: The longest pause between two attempts to register, in seconds: what is refused is mended by people.
+MAX_REGISTER_PAUSE_SECONDS = 5.0
 
 
 class WorkerLease:
@@ -48,6 +52,8 @@ class WorkerLease:
         self._renewal_due = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._renewed_at = -math.inf
+        self._not_registered = FailureLog(log, "Not registered yet", "Registered")
+        self._not_renewed = FailureLog(log, "The lease is not renewed", "The lease is renewed")
 
     @property
     def age_seconds(self) -> float:
@@ -59,15 +65,18 @@ class WorkerLease:
 
         Raises `BrokerRefused`, because a retry would be refused too.
         """
+        pause_seconds = self._timings.register_pause_seconds
         while True:
             try:
                 await self._register()
             except BrokerRefused:
                 raise
             except (NoAnswer, BusError, Fault) as error:
-                log.warning("Not registered yet: %s", error.message)
-                await asyncio.sleep(self._timings.register_pause_seconds)
+                self._not_registered.failed(error)
+                await asyncio.sleep(pause_seconds)
+                pause_seconds = min(2 * pause_seconds, MAX_REGISTER_PAUSE_SECONDS)
             else:
+                self._not_registered.worked()
                 break
         loop = asyncio.get_running_loop()
         self._tasks = [
@@ -117,7 +126,9 @@ class WorkerLease:
                     await self._register()
                     self._is_known = True
             except (NoAnswer, BusError, Fault) as error:
-                log.warning("The lease was not renewed: %s", error.message)
+                self._not_renewed.failed(error)
+            else:
+                self._not_renewed.worked()
 
     async def _watch_files(self) -> None:
         while True:

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from quintain.bus.base import Bus, Delivery, Envelope
+from quintain.bus.failure_log import FailureLog
 from quintain.contracts.credentials import public_id
 from quintain.contracts.group import GROUP_CONTENT_TYPE, INVOKE_GROUP_TYPE
 from quintain.contracts.headers import TOKEN_HEADER
@@ -51,6 +52,8 @@ class SessionWaits:
         self._min_waiting = min(MIN_WAITING, places // 2)
         self._waiting: Counter[str] = Counter()
         self._moves = BatchSender[None, tuple[Envelope, asyncio.Future[bool]]](self._publish_moved, count=_count_moves)
+        begun = f"Calls could not be moved to the backlog of {target}"
+        self._not_moved = FailureLog(log, begun, f"Calls are moved to the backlog of {target}", bus)
         #: How many calls are on their way to the backlog: their places are as good as free.
         self._leaving = 0
         #: Until then, on the loop's clock, nothing is moved.
@@ -109,8 +112,10 @@ class SessionWaits:
                     is_moved.set_exception(defect)
             return
         if error := next(filter(None, outcomes), None):
-            log.warning("Calls could not be moved to the backlog of %s: %s", self._target, error.message)
+            self._not_moved.failed(error)
             self._stays_until = asyncio.get_running_loop().time() + BACKLOG_RETRY_SECONDS
+        else:
+            self._not_moved.worked()
         for (_, is_moved), outcome in zip(moves, outcomes, strict=True):
             if not is_moved.done():  # of a handler that was cancelled
                 is_moved.set_result(outcome is None)

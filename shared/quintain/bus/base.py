@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from quintain.bus.failure_log import FailureLog
 from quintain.contracts.headers import DELIVERY_COUNT_HEADERS
 from quintain.errors import BrokerUnavailable, BusError
 from quintain.topology import DELIVERY_LIMIT, Exchange, Queue, Topology
@@ -235,13 +236,14 @@ class HandlerTasks:
 
     def __init__(self, max_deliveries: int = DELIVERY_LIMIT) -> None:
         self._max_deliveries = max_deliveries
+        self._failures = FailureLog(log, "Messages are not handled, and come again", "Messages are handled")
         self._running: set[asyncio.Task[None]] = set()
 
     def start(self, handler: Handler, delivery: Delivery) -> None:
         """Start a task that runs the handler on this delivery."""
         # An empty context: with the memory transport the publisher's log ids and trace must not leak into the handler.
         task = contextvars.Context().run(
-            asyncio.get_running_loop().create_task, run_handler(handler, delivery, self._max_deliveries)
+            asyncio.get_running_loop().create_task, run_handler(handler, delivery, self._max_deliveries, self._failures)
         )
         self._running.add(task)
         task.add_done_callback(self._running.discard)
@@ -262,7 +264,12 @@ class HandlerTasks:
         return not unfinished
 
 
-async def run_handler(handler: Handler, delivery: Delivery, max_deliveries: int = DELIVERY_LIMIT) -> None:
+async def run_handler(
+    handler: Handler,
+    delivery: Delivery,
+    max_deliveries: int = DELIVERY_LIMIT,
+    failures: FailureLog | None = None,
+) -> None:
     """Run the handler on this delivery; one that fails is delivered again, and given up the third time.
 
     So is a message that was delivered too often for any reason, as one that ends each process that takes it.
@@ -275,14 +282,21 @@ async def run_handler(handler: Handler, delivery: Delivery, max_deliveries: int 
         await handler(delivery)
     except asyncio.CancelledError:
         raise
+    except BusError as error:  # an answer cannot be sent, as to every other message
+        if failures is not None:
+            failures.failed(error)
+        await (delivery.requeue() if may_be_delivered_again(delivery, error) else delivery.dead_letter())
     except Exception as error:
-        # Handlers report errors to their callers themselves, so this is a bug, or the broker is away.
+        # Handlers report errors to their callers themselves, so this is a bug.
         if may_be_delivered_again(delivery, error):
             log.exception("The handler of a message to %s failed; it will be delivered again", delivery.exchange)
             await delivery.requeue()
         else:
             log.exception("The handler of a message to %s failed again; the message is given up", delivery.exchange)
             await delivery.dead_letter()
+    else:
+        if failures is not None:
+            failures.worked()
 
 
 def earlier_deliveries(delivery: Delivery) -> int:

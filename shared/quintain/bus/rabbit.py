@@ -31,19 +31,20 @@ from quintain.bus.base import (
     QueueCount,
     Subscription,
 )
+from quintain.bus.failure_log import FailureLog
 from quintain.bus.rabbit_connection import (
     CONNECTION_ERRORS,
     RETRY_SECONDS,
     TRANSLATED_ERRORS,
-    OutageLog,
     RabbitConnection,
+    outage_log,
     to_bus_error,
     translated,
 )
 from quintain.bus.rabbit_consumer import RabbitConsumer, install_tolerant_decoders
 from quintain.bus.rabbit_declarations import Declarations
 from quintain.errors import BrokerUnavailable, BusError, QueueFull, Unroutable
-from quintain.settings import url_user, without_password
+from quintain.settings import url_user
 from quintain.topology import Exchange, Queue, Topology
 
 log = logging.getLogger(__name__)
@@ -88,13 +89,15 @@ class RabbitBus:
     ) -> None:
         self._declare_seconds = declare_seconds
         self.user = url_user(url)
-        outage_log = OutageLog(without_password(url), name)
-        self._publish_connection = RabbitConnection(url, f"{name} publishing", outage_log)
-        self._consume_connection = RabbitConnection(url, f"{name} consuming", outage_log)
+        outages = outage_log(url, name)
+        self._publish_connection = RabbitConnection(url, f"{name} publishing", outages)
+        self._consume_connection = RabbitConnection(url, f"{name} consuming", outages)
         self._channel: _PublishChannel | None = None
         self._channel_lock = asyncio.Lock()
         self._consumers: set[RabbitConsumer] = set()
         self._declarations = Declarations(self._consume_connection, self._consumers)
+        self._not_declared = FailureLog(log, f"{name}: not declared", f"{name}: declared", self)
+        self._not_consumed = FailureLog(log, f"{name}: not consumed", f"{name}: consumed again", self)
 
     @property
     def connected(self) -> bool:
@@ -120,20 +123,23 @@ class RabbitBus:
 
     async def declare(self, topology: Topology, *, redeclare: bool = True) -> None:
         """Implements `Bus.declare`."""
-        problem = ""
+        problem, attempts = "", object()
         try:
             async with asyncio.timeout(self._declare_seconds):
                 while True:
                     try:
-                        return await self._declarations.declare(topology, redeclare=redeclare)
+                        await self._declarations.declare(topology, redeclare=redeclare)
                     except BrokerUnavailable as error:  # the connection was lost meanwhile, or an exchange is missing
-                        if error.message != problem and self._consume_connection.is_open:
-                            log.warning("Not declared yet: %s", error.message)
+                        self._not_declared.failed(error, attempts)
                         problem = error.message
                         await asyncio.sleep(DECLARE_RETRY_SECONDS)
+                    else:
+                        return self._not_declared.worked(attempts)
         except TimeoutError:
             names = ", ".join([*(one.name for one in topology.exchanges), *(one.name for one in topology.queues)])
             raise BrokerUnavailable(f"declaring {names}: not in {self._declare_seconds:.1f} s ({problem})") from None
+        finally:
+            self._not_declared.forget(attempts)
 
     async def delete(self, queue: Queue, *, timeout_seconds: float = DELETE_TIMEOUT_SECONDS) -> None:
         """Implements `Bus.delete`."""
@@ -207,6 +213,7 @@ class RabbitBus:
             self._declarations.redeclare_all,
             Subscription(queue, handler, prefetch, on_queue_lost),
             self._consumers.discard,
+            self._not_consumed,
         )
         self._consumers.add(consumer)
         try:

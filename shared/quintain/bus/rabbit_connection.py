@@ -2,8 +2,10 @@
 
 aio-pika's robust connections are not used: when a connection ends, the supervisor opens the next one.
 
-Logged is a line when the connection is lost, a line when it is back, and nothing of any message: the libraries below
-log whole frames and messages, with bodies and tokens, and print a traceback for each lost connection.
+Logged is that the connection is lost or refused, that it is back, and nothing of any message: the libraries below log
+whole frames and messages, with bodies and tokens, and print a traceback for each lost connection.
+
+A refusal is an error of the first connection. Later it is an outage, which ends when the broker accepts again.
 """
 
 from __future__ import annotations
@@ -13,7 +15,6 @@ import contextlib
 import itertools
 import logging
 import random
-import time
 from collections.abc import Iterator
 from urllib.parse import parse_qsl, urlsplit
 
@@ -23,6 +24,7 @@ from aio_pika.connection import make_url
 from aiormq import exceptions as amqp
 
 from quintain.bus.base import PUBLISH_TIMEOUT_SECONDS
+from quintain.bus.failure_log import FailureLog
 from quintain.contracts.credentials import mask_tokens
 from quintain.errors import BrokerRefused, BrokerUnavailable, BusError, ConfigError, QueueFull, Unroutable
 from quintain.settings import all_node_urls, without_password
@@ -117,6 +119,8 @@ def to_bus_error(error: BaseException, action: str, exchange: Exchange | None = 
     """
     if exchange is not None and is_missing(exchange, error):
         return Unroutable(f"{action}: there is no such exchange; `quintain serve metadata` declares the protocol's")
+    if exchange is not None and isinstance(error, amqp.ChannelAccessRefused) and f"'{exchange.name}'" not in str(error):
+        return BrokerUnavailable(f"{action}: a publish to another exchange was refused on its channel")
     if isinstance(error, amqp.ChannelPreconditionFailed) and "queue limit" in str(error):
         hint = "the virtual host has max-queues queues: `quintain doctor --management URL` names those to delete"
         return BrokerRefused(f"{action}: {hint} ({mask_tokens(str(error))})")
@@ -135,9 +139,9 @@ def is_missing(exchange: Exchange, error: BaseException) -> bool:
 class RabbitConnection:
     """One supervised connection to any node of the cluster; `wait_connection` returns the current one."""
 
-    def __init__(self, url: str, purpose: str, outage_log: OutageLog | None = None) -> None:
+    def __init__(self, url: str, purpose: str, outages: FailureLog | None = None) -> None:
         self._url, self._purpose, self._node_urls = url, purpose, node_urls(url)
-        self._outage_log = outage_log or OutageLog(without_password(url), purpose)
+        self._outages = outages or outage_log(url, purpose)
         self._current_connection: AbstractConnection | None = None
         self._fatal_error: BrokerRefused | None = None
         self._state_changed = asyncio.Event()
@@ -215,9 +219,14 @@ class RabbitConnection:
                 refusal = connection_error(error, without_password(node_url))
                 self._last_error = mask_tokens(str(error)) or type(error).__name__
                 if isinstance(refusal, BrokerRefused):
-                    self._fatal_error = refusal
-                    self._state_changed.set()
-                    return
+                    self._last_error = refusal.message
+                    if self._current_connection is None:
+                        self._fatal_error = refusal
+                        self._state_changed.set()
+                        return
+                # A virtual host that was deleted may be made again, and a permission be given back.
+                if self._current_connection is not None:
+                    self._outages.failed(refusal, self)
                 # Full jitter: when a broker comes back, its clients must not all reconnect at once.
                 max_delay_seconds = min(BACKOFF_MAX_SECONDS, BACKOFF_INITIAL_SECONDS * 2**failures)
                 failures += 1
@@ -230,9 +239,9 @@ class RabbitConnection:
             self.reconnects += self._current_connection is not None
             self._current_connection = connection
             self._state_changed.set()
-            self._outage_log.restored(self)
+            self._outages.worked(self)
             await wait_closed(connection)
-            self._outage_log.lost(self)
+            self._outages.failed(BrokerUnavailable("the connection was lost; connecting again"), self)
 
 
 async def connect(node_url: str, name: str) -> AbstractConnection:
@@ -262,6 +271,12 @@ def connection_error(error: BaseException, address: str) -> BusError:
             "this user's connections is reached"
         )
     return to_bus_error(error, f"connecting to {address}")
+
+
+def outage_log(url: str, name: str) -> FailureLog:
+    """Return the log of the outages of one bus's connections."""
+    begun = f"{name}: no connection to the broker at {without_password(url)}"
+    return FailureLog(log, begun, f"{name}: connected to the broker again")
 
 
 def is_closed(connection: AbstractConnection) -> bool:
@@ -318,31 +333,6 @@ def install_value_filter() -> None:
     children = [name for name in logging.root.manager.loggerDict if name.startswith(prefixes)]
     for name in {*LIBRARY_LOGGERS, _LATE_LOGGER, *children}:
         logging.getLogger(name).addFilter(_VALUE_FILTER)
-
-
-class OutageLog:
-    """Logs one line when the first connection of a bus is lost, and one when none of them is lost any more."""
-
-    def __init__(self, address: str, name: str) -> None:
-        self._address, self._name = address, name
-        self._lost: set[object] = set()
-        self._began_at = 0.0
-
-    def lost(self, connection: object) -> None:
-        """Record that a connection was lost."""
-        if not self._lost:
-            self._began_at = time.monotonic()
-            log.warning("%s: the connection to the broker at %s was lost; connecting again", self._name, self._address)
-        self._lost.add(connection)
-
-    def restored(self, connection: object) -> None:
-        """Record that a connection is open."""
-        if connection not in self._lost:
-            return
-        self._lost.discard(connection)
-        if not self._lost:
-            seconds = time.monotonic() - self._began_at
-            log.warning("%s: connected to the broker again after %.1f s", self._name, seconds)
 
 
 def node_urls(urls: str) -> tuple[str, ...]:

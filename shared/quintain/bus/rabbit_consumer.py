@@ -24,6 +24,7 @@ from pamqp import common, decode
 from pamqp.commands import Basic
 
 from quintain.bus.base import HandlerTasks, Subscription
+from quintain.bus.failure_log import FailureLog
 from quintain.bus.rabbit_connection import CONNECTION_ERRORS, RETRY_SECONDS, RabbitConnection, translate_errors
 from quintain.errors import BrokerRefused, BrokerUnavailable, BusError
 from quintain.topology import DELIVERY_LIMIT, Queue
@@ -33,14 +34,22 @@ log = logging.getLogger(__name__)
 #: So many failures to attach in a row over an open connection count as the loss of the queue.
 MAX_ATTACH_FAILURES = 5
 
-#: Pause between further attempts, in seconds: the queue's node may be down for long.
-FAILED_RETRY_SECONDS = 2.0
+#: The first and the longest pause between further attempts, in seconds: the queue's node may be down for long, and a
+#: broker that refuses logs each refusal.
+FAILED_RETRY_SECONDS, MAX_RETRY_SECONDS = 2.0, 16.0
+
+
+def retry_seconds(failures: int) -> float:
+    """Return the pause after so many failures to attach in a row."""
+    further = failures - MAX_ATTACH_FAILURES
+    return RETRY_SECONDS if further < 0 else min(FAILED_RETRY_SECONDS * 2 ** min(further, 10), MAX_RETRY_SECONDS)
 
 
 class RabbitConsumer:
     """A `Consumer` over RabbitMQ that attaches again after any loss.
 
-    ``redeclare`` declares the bus's topology again; ``on_drained`` is called with the consumer when it has ended.
+    ``redeclare`` declares the bus's topology again; ``on_drained`` is called with the consumer when it has ended;
+    ``failures`` is shared by the consumers of a bus.
     """
 
     def __init__(
@@ -49,6 +58,7 @@ class RabbitConsumer:
         redeclare: Callable[[], Awaitable[None]],
         subscription: Subscription,
         on_drained: Callable[[RabbitConsumer], None],
+        failures: FailureLog,
     ) -> None:
         self._connection, self._redeclare, self._subscription, self._on_drained = (
             connection,
@@ -56,6 +66,7 @@ class RabbitConsumer:
             subscription,
             on_drained,
         )
+        self._failures = failures
         self._queue = subscription.queue
         self._tasks = HandlerTasks(self._queue.delivery_limit or DELIVERY_LIMIT)
         self._cancelled = False
@@ -116,32 +127,31 @@ class RabbitConsumer:
             self._first_attached.exception()  # retrieved: asyncio logs no warning if no task waits for it
         await asyncio.gather(self._supervisor, return_exceptions=True)
         await self._close_channel()
+        self._failures.forget(self)
         self._on_drained(self)
         return finished
 
     async def _supervise(self) -> None:
         while not self._cancelled:
-            reconnects, problem = self._connection.reconnects, "it ended"
+            reconnects = self._connection.reconnects
             try:
                 await self._consume_once()
+                error = BusError(f"the consumer of {self._queue.name} ended, and is started again")
             except BrokerRefused as refusal:
                 if not self._first_attached.done():
                     self._first_attached.set_exception(refusal)
                     return
-                log.error("Consuming %s: %s", self._queue.name, refusal.message)
+                error = refusal
                 self._count_failure()
-            except BusError as error:
-                problem = error.message
+            except BusError as failure:
+                error = failure
                 self._count_failure()
             if not self._cancelled:
                 self._consumer_tag = None
-                await asyncio.sleep(
-                    RETRY_SECONDS if self._attach_failures < MAX_ATTACH_FAILURES else FAILED_RETRY_SECONDS
-                )
+                await asyncio.sleep(retry_seconds(self._attach_failures))
                 # The loss of the connection, which ends every consumer, is logged once for all of them.
-                is_same_connection = self._connection.is_open and self._connection.reconnects == reconnects
-                level = logging.WARNING if is_same_connection else logging.DEBUG
-                log.log(level, "The consumer of %s is started again: %s", self._queue.name, problem)
+                if self._connection.reconnects == reconnects:
+                    self._failures.failed(error, self)
 
     def _count_failure(self) -> None:
         self._attach_failures = self._attach_failures + 1 if self._connection.is_open else 0
@@ -186,6 +196,7 @@ class RabbitConsumer:
 
             consume_ok = await underlay.basic_consume(self._queue.name, on_message)
         self._consumer_tag, self._loss_reported, self._attach_failures = consume_ok.consumer_tag, False, 0
+        self._failures.worked(self)
         if not self._first_attached.done():
             self._first_attached.set_result(None)
         if self._cancelled:

@@ -1,7 +1,7 @@
 """Answers discovery requests with this process's service card.
 
 Calls do not depend on discovery, so a failure here must not affect them: the queue is not redeclared with the bus's
-topology, it is set up concurrently with the service's start, and if the broker refuses it, discovery stays off.
+topology, it is set up concurrently with the service's start, and again as long as the broker refuses it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from quintain.bus.base import Bus, Consumer, Delivery
+from quintain.bus.failure_log import FailureLog
 from quintain.contracts.fleet import ServiceCard
 from quintain.errors import BrokerRefused, BusError
 from quintain.rpc.server import delete_queues, result_or_fault, send_reply
@@ -29,6 +30,9 @@ PREFETCH = 8
 
 #: Pause before the discovery queue is set up again after an error, in seconds.
 PAUSE_SECONDS = 1.0
+
+#: The same after a refusal, in seconds: the broker logs each one.
+REFUSED_PAUSE_SECONDS = 30.0
 
 
 class ServiceIdentity:
@@ -71,18 +75,17 @@ class Announcer:
         self._bus, self._card = bus, card
         self._topology = discovery_topology(secrets.token_hex(16))
         self._queue_lost = asyncio.Event()
-        self._is_stopped = False
+        begun, ended = "`quintain status` does not show this service", "`quintain status` shows this service"
+        self._failures = FailureLog(log, begun, ended, bus)
 
     async def run(self) -> None:
-        """Answer requests until cancelled, or until the broker refuses the queue. A lost queue is declared again."""
-        while not self._is_stopped:
+        """Answer requests until cancelled. A lost queue is declared again."""
+        while True:
             try:
                 await self._run_once()
-            except BrokerRefused as refusal:
-                self._stop(refusal)
             except BusError as error:
-                log.info("Discovery is unavailable for now: %s", error.message)
-                await asyncio.sleep(PAUSE_SECONDS)
+                self._failures.failed(error)
+                await asyncio.sleep(REFUSED_PAUSE_SECONDS if isinstance(error, BrokerRefused) else PAUSE_SECONDS)
 
     async def _run_once(self) -> None:
         self._queue_lost.clear()
@@ -92,6 +95,7 @@ class Announcer:
             consumer = await self._bus.consume(
                 self._topology.queues[0], self._on_request, prefetch=PREFETCH, on_queue_lost=self._queue_lost.set
             )
+            self._failures.worked()
             await self._queue_lost.wait()
         finally:
             if consumer is not None:
@@ -102,16 +106,9 @@ class Announcer:
         answer = await result_or_fault(self._build_card(), "creating this service's card")
         try:
             await send_reply(self._bus, delivery, answer)
-        except BrokerRefused as refusal:
-            self._stop(refusal)
         except BusError as error:
-            log.info("A discovery request was not answered: %s", error.message)
+            self._failures.failed(error)
         await delivery.ack()
 
     async def _build_card(self) -> ServiceCard:
         return self._card()
-
-    def _stop(self, refusal: BrokerRefused) -> None:
-        log.info("`quintain status` will not show this service: %s", refusal.message)
-        self._is_stopped = True
-        self._queue_lost.set()

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from quintain.bus.base import Bus, Delivery, Envelope
+from quintain.bus.failure_log import FailureLog
 from quintain.contracts.hosting import LEASE_TYPE, DriverMessage, EventReply, HostItem, HostMessage, LeaseRequest
 from quintain.errors import BadRequest, BusError, Unroutable
 from quintain.timings import Timings
@@ -84,6 +85,8 @@ class LeaseStream:
         self.lease_id, self.key, self._get_own_key = lease_id, "", get_own_key
         self._message_type = HostMessage if exchange is HOST else DriverMessage
         self._on_items, self._on_unroutable, self._on_broken = on_items, on_unroutable, on_broken
+        lease = f"Messages of lease {lease_id[:8]} are"
+        self._not_sent = FailureLog(log, f"{lease} not sent, and will be asked for", f"{lease} sent", bus)
         self._loop = asyncio.get_running_loop()
         # `send` may run in a target's context: what is published must not be taken for the target's own.
         self._context = contextvars.copy_context()
@@ -249,9 +252,9 @@ class LeaseStream:
         except Unroutable as error:
             self._on_unroutable(number if items else number + 1, error)
         except BusError as error:
-            log.warning(
-                "A message of lease %s was not sent and will be asked for: %s", self.lease_id[:8], error.message
-            )
+            self._not_sent.failed(error)
+        else:
+            self._not_sent.worked()
 
     async def _beat(self) -> None:
         interval = self._timings.host_heartbeat_seconds / LOOKS_PER_HEARTBEAT

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from quintain.bus.base import Bus, Consumer, Delivery, Handler
+from quintain.bus.failure_log import FailureLog
 from quintain.errors import BusError
 from quintain.rpc.server import delete_queues
 from quintain.topology import Queue, Topology, exclusive_reply_topology, reply_topology
@@ -63,6 +64,7 @@ class ReplyQueue:
         self._replace_task: asyncio.Task[None] | None = None
         self._closed = False
         self._opening = asyncio.Lock()
+        self._not_replaced = FailureLog(log, "There is no new reply queue yet", "There is a new reply queue", bus)
 
     async def open(self) -> None:
         """Declare and consume the queue, if it is not. Raises what `Bus.declare` and `Bus.consume` raise."""
@@ -98,8 +100,9 @@ class ReplyQueue:
             try:
                 await self._attach()
             except BusError as error:
-                log.warning("No new reply queue yet: %s", error.message)
+                self._not_replaced.failed(error)
                 await asyncio.sleep(RETRY_SECONDS)
+        self._not_replaced.worked()
         self._on_replaced()
 
     async def _attach(self) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Self
 
 from quintain.bus.base import Bus, Delivery, Envelope, HeaderValue
+from quintain.bus.failure_log import FailureLog
 from quintain.contracts.group import GROUP_CONTENT_TYPE, INVOKE_GROUP_TYPE, REPLY_GROUP_TYPE, GroupItem, encode_item
 from quintain.contracts.headers import CALL_HEADERS, PROTOCOL_HEADER, PROTOCOL_VERSION, TRACEPARENT_HEADER
 from quintain.contracts.invoke import FaultReply
@@ -53,6 +54,7 @@ class RpcClient:
         self._pending: dict[str, PendingCall] = {}
         self._resend_tasks: set[asyncio.Task[None]] = set()
         self._limits = TimeLimits()
+        self._not_sent_again = FailureLog(log, "Requests could not be sent again yet", "Requests are sent again", bus)
         #: For request ids and correlation ids.
         self.random_ids = RandomIds()
         self.unmatched_replies = 0
@@ -291,9 +293,10 @@ class RpcClient:
                 log.error("A %s request cannot be sent again: %s", request.type, refusal.message)
                 return
             except BusError as error:
-                log.warning("A %s request could not be sent again yet: %s", request.type, error.message)
+                self._not_sent_again.failed(error)
                 await asyncio.sleep(UNROUTABLE_RETRY_SECONDS)
             else:
+                self._not_sent_again.worked()
                 return
 
 

@@ -275,7 +275,7 @@ async def test_a_worker_that_cannot_be_told_keeps_nobody_else_from_hearing(
     await ledger_driver.settle(session, holder)
     await admission_queue.retry_waiting()
     assert worker.answer_to(two) == "replayed"
-    assert "An admission could not be sent" in caplog.text
+    assert "Admissions could not be sent" in caplog.text
 
 
 async def test_while_the_ledger_is_out_of_reach_nobody_is_refused_and_nobody_is_held(

@@ -365,4 +365,5 @@ async def test_a_consumer_that_cannot_begin_again_is_tried_again(
         ledger.paused = {}
         await evaluator.send_request()
         assert (await next_result(evaluator)).raw_text == "yes"
-    assert caplog.text.count("The queue of target a cannot be consumed yet: not now") == 2
+    assert caplog.text.count("Target a is not resumed: not now") == 1
+    assert caplog.text.count("Target a is resumed after") == 1
