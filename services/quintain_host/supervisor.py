@@ -26,7 +26,7 @@ from quintain.bus.failure_log import FailureLog
 from quintain.contracts.credentials import mask_secrets
 from quintain.contracts.hosting import LEASE_TYPE, HostMessage, LeaseEnded
 from quintain.errors import BusError
-from quintain.programs.processes import ProcessMark, end_process, start_process
+from quintain.programs.processes import ProcessMark, end_process, is_stopped, start_process
 from quintain.programs.program import CannotStart, OutputTail, Program, program_environment, read_pipe, secrets_of
 from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain.topology import REPLY
@@ -196,13 +196,33 @@ class SlotProcesses:
                 self._processes.add(child)
                 if self._stopping.is_set():
                     child.terminate()
-                ended = describe_exit(await child.wait())
+                watch = asyncio.create_task(self._kill_stopped(child))
+                try:
+                    ended = describe_exit(await child.wait())
+                finally:
+                    was_stopped = not watch.cancel()
+                if was_stopped:
+                    ended = f"was stopped, and {ended}"
                 await end_process(child)
                 self._processes.discard(child)
                 await asyncio.wait([messages.ended, log_output.ended, output.ended], timeout=PIPE_END_SECONDS)
         finally:
             mark.kill()
         return ended, log_output.text(self._env)
+
+    async def _kill_stopped(self, child: Process) -> None:
+        """Kill a child that is stopped for as long as a host may be silent; returns then.
+
+        Its driver hears of this process, and would wait for ever. A child that is busy, or waits, is not stopped.
+        """
+        looks, interval = 0, self._timings.host_heartbeat_seconds
+        # Looks are counted, not time: this process may have been stopped together with the child.
+        while looks * interval < self._timings.host_lost_seconds:
+            await asyncio.sleep(interval)
+            looks = looks + 1 if is_stopped(child.pid) else 0
+        log.error("The slot process %d was stopped by a signal (state T), and is killed and replaced", child.pid)
+        with contextlib.suppress(ProcessLookupError):
+            child.kill()
 
 
 class _Driver:

@@ -159,6 +159,14 @@ def _is_running(pid: int) -> bool:
     return b") Z " not in (_read(f"/proc/{pid}/stat") or b") Z ")
 
 
+def is_stopped(pid: int) -> bool:
+    """Return whether a process was stopped by a signal, as by SIGSTOP, and does not run until it is continued.
+
+    One that a debugger holds is not stopped in this sense. Elsewhere than on Linux no process is.
+    """
+    return b") T " in (_read(f"/proc/{pid}/stat") or b"")
+
+
 def _read(path: str) -> bytes | None:
     """The beginning of a small file; None if the process has ended, or is another user's."""
     try:

@@ -24,6 +24,13 @@ os.write(int(sys.argv[2]), b"ready\\n")
 signal.pause()
 """
 
+#: Is ready, and holds its interpreter's lock.
+BUSY = """
+import os, re, sys
+os.write(int(sys.argv[2]), b"ready\\n")
+re.match("(a+)+b", "a" * 64)
+"""
+
 #: Is ready, and holds a lease whose run has ended.
 LEASED = """
 import os, signal, sys
@@ -89,6 +96,22 @@ async def test_a_child_that_dies_is_started_again_and_the_other_is_left_alone(tw
     os.kill(doomed, signal.SIGKILL)
     await wait_until(lambda: doomed not in pids_of(two_processes) and len(pids_of(two_processes)) == 2)
     assert other in pids_of(two_processes)
+
+
+async def test_a_child_that_is_stopped_is_killed_and_replaced_and_one_that_is_busy_is_not(
+    two_processes: SlotProcesses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quintain_host.supervisor.INITIAL_BACKOFF_SECONDS", 0.05)
+    busy = slot_processes(BUSY, 1)
+    busy.start()
+    await busy.wait_ready()
+    stopped, other = pids_of(two_processes)
+    holding = pids_of(busy)
+    os.kill(stopped, signal.SIGSTOP)
+    await wait_until(lambda: stopped not in pids_of(two_processes) and len(pids_of(two_processes)) == 2)
+    assert other in pids_of(two_processes)
+    assert pids_of(busy) == holding
+    await busy.stop(0)
 
 
 async def test_what_they_count_outlives_them_but_for_what_they_held(monkeypatch: pytest.MonkeyPatch) -> None:

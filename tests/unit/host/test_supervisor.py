@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -118,6 +120,17 @@ async def test_a_process_that_says_nothing_is_not_lost_while_it_runs_and_its_end
         await lease.call(DescribeTarget())
     assert "the last words" in caught.value.__notes__[0]
     assert lease.host_lost
+    await lease.close()
+
+
+async def test_the_driver_of_a_process_that_is_stopped_is_told_so(fleet: Fleet) -> None:
+    fleet.seconds, fleet.result = 3600, LeaseResult(to=1, descriptor=NOTHING)
+    lease = await fleet.lease()
+    (child,) = fleet.processes[0]._processes
+    os.kill(child.pid, signal.SIGSTOP)
+    await wait_until(lambda: lease.ended)
+    with pytest.raises(HostLost, match="its process was stopped, and ended with -9"):
+        await lease.call(DescribeTarget())
     await lease.close()
 
 
