@@ -324,6 +324,8 @@ class CallTries:
 
     #: How often the provider was called.
     count: int = 0
+    #: How long all of them took, in milliseconds.
+    took_ms: float = 0.0
     _counted: int = 0
     _seconds: float = 0.0
     #: The fault of the last try, after which the call asked for another one.
@@ -354,6 +356,7 @@ class CallTries:
         What its provider refused for its limits asks at once where a quota orders its tries.
         """
         self.count += result.tries
+        self.took_ms += seconds * 1000
         if result.report is None:
             return 0.0
         self._last = result.fault
@@ -373,9 +376,11 @@ class CallTries:
         If it was throttled, and nothing was billed, it ends as that.
         """
         fault, last = refusal.to_fault(), self._last
+        fault.duration_ms = fault.duration_ms or round(self.took_ms, 3) or None
         if last is None or not isinstance(fault, Expired | Throttled | TimedOut):
             return fault
         if isinstance(last, Throttled) and fault.charged is False:
+            last.duration_ms = fault.duration_ms
             return last
         fault.message, fault.provider_error = (
             f"{fault.message}; its last try failed: {last.message}",

@@ -129,8 +129,8 @@ class DeliveryHandler:
         try:
             while (wait_seconds := await self._admit_and_run(visit, call)) is not None:
                 # The same call and message, with another attempt.
-                call.attempt_id, call.ends_at = context.attempt_ids.next(), self._ends_at
-                self._attempt_id = call.attempt_id
+                self._attempt_id = call.attempt_id = context.attempt_ids.next()
+                call.ends_at, call.granted_at = self._ends_at, 0.0
                 self._ask_at = asyncio.get_running_loop().time() + wait_seconds
         except Exception:
             if call.held is self._delivery:
@@ -261,13 +261,11 @@ class DeliveryHandler:
     async def _run_attempt(self, call: InflightCall, grant: Admission) -> float | None:
         """Run an attempt, and end its call unless that asks for another one, after so many seconds."""
         target = self._target
-        queued_ms = self._request.age_ms(self._context.clock.now_ms())
-        started_at = time.perf_counter()
+        queued_ms, started_at = self._request.age_ms(self._context.clock.now_ms()), time.perf_counter()
         configured = target.fingerprint if target.read_fingerprint is None else target.read_fingerprint()
         attempt_result = await self._ask_provider(call, grant)
         duration_ms = (time.perf_counter() - started_at) * 1000
         if attempt_result.outcome is AttemptOutcome.THROTTLED:
-            call.granted_at = 0.0
             wait_seconds = self._tries.add(attempt_result, duration_ms / 1000, is_probe=bool(grant.is_probe))
             await self._settle(attempt_result)
             return wait_seconds
@@ -280,9 +278,10 @@ class DeliveryHandler:
             configured = target.answer_fingerprint(configured, attempt_result.answer)
         timing = CallTiming(target.name, duration_ms, queued_ms, configured, target.price)
         ended = attempt_result._replace(answer=None)
-        answer, outcome, wire = response_of(
-            attempt_result._replace(tries=self._tries.count + attempt_result.tries), grant, timing
-        )
+        tries = self._tries.count + attempt_result.tries
+        answer, outcome, wire = response_of(attempt_result._replace(tries=tries), grant, timing)
+        if isinstance(answer, Fault):
+            answer.duration_ms = round(self._tries.took_ms + duration_ms, 3)
         if len(wire) <= LARGE_REPLY_BYTES:
             await self._finish(answer, outcome, call, wire, wire if grant.store_replies else b"", ended)
             return None

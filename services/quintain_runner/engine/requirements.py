@@ -72,12 +72,14 @@ def check_turns(dataset: DatasetStats, targets: Iterable[str], one_question: Col
         )
 
 
-def check_local_turns(dataset: DatasetStats, targets: Collection[str], configured: Mapping[str, TargetConfig]) -> None:
+def check_local_turns(
+    dataset: DatasetStats, targets: Collection[str], configured: Mapping[str, TargetConfig], one_text: Collection[str]
+) -> None:
     """Raise `ConfigError` for the users of a dataset, and for judges of its cases, that are not configured, and as
-    `check_turns` does."""
+    `check_turns` does; ``one_text`` are the agents that take one text, as they say themselves."""
     judge_targets = {name: target.judge_target for name, target in configured.items()}
     check_targets_available(dataset.references(targets, judge_targets), list(configured))
-    one_question = [name for name, target in configured.items() if not target.keeps_conversation]
+    one_question = [name for name, target in configured.items() if name in one_text or not target.keeps_conversation]
     check_turns(dataset, targets, one_question)
 
 

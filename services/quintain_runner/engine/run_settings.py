@@ -70,10 +70,9 @@ class RunOptions:
     ``regrades`` begins a new generation: every verdict is given again. ``keeps_content`` says whether rows hold
     questions, answers and reasons. ``concurrency`` is the number of trials per target, and ``grader_concurrency`` the
     number of grader processes, that run at the same time. A target with a quota is parked after ``give_up_seconds``
-    without an answer, None for what `QuotaWatch` makes of the reason; the run's share of quotas is by ``weight`` and
-    ``priority``. ``is_fresh`` renames earlier rows.
-    ``max_cost_usd`` is a limit, or ``none`` for no limit any more. A run that ``waits`` does so for the first worker of
-    a fleet. ``command`` is the command line, for the record, ``resume_command`` what goes on with the run, if another.
+    without an answer (see `QuotaWatch`); the run's share of quotas is by ``weight`` and ``priority``. ``is_fresh``
+    renames earlier rows. ``max_cost_usd`` is a limit, or ``none`` for no limit any more. A run that ``waits`` does so
+    for the first worker of a fleet. ``command`` is the command line, ``resume_command`` what goes on, if another.
     """
 
     path: Path
@@ -231,6 +230,7 @@ class Inspection:
     config: Config | None = None
     targets: tuple[str, ...] = ()
     dataset: DatasetStats | None = None
+    one_text: set[str] = field(default_factory=set)  # The agents that say that they take one text.
 
     @contextlib.contextmanager
     def collect_errors(self) -> Iterator[None]:
@@ -372,7 +372,7 @@ def _inspect_providers(found: Inspection, config: Config) -> None:
         with found.collect_errors(), naming_file(config.path):
             check_provider(name, target, context)
             if name in called:
-                found.warnings += check_program(name, target, context)
+                found.warnings += check_program(name, target, context, found.one_text)
 
 
 def _inspect_dataset(found: Inspection, evaluation: Evaluation, results_folder: Path | None) -> None:
@@ -397,4 +397,4 @@ def _inspect_dataset(found: Inspection, evaluation: Evaluation, results_folder: 
         if (labels := evaluation.spec.labels) is not None:
             read_labels(evaluation.folder / labels, read_cases(found.dataset.source))
         if configured:
-            check_local_turns(found.dataset, found.targets, configured)
+            check_local_turns(found.dataset, found.targets, configured, found.one_text)

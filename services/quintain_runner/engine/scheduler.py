@@ -30,6 +30,9 @@ from quintain_runner.results.store import ResultFile
 _MIN_TRIALS_FOR_SHARE = 50
 _TRIALS_PER_ERROR = 5
 
+#: What a provider answers to a credential that it does not accept: each further call is answered so too.
+HTTP_REFUSED = 401
+
 #: A target is parked after this many `TARGET_CHANGED` errors in a row.
 MAX_CHANGED_IN_ROW = 3
 
@@ -42,6 +45,7 @@ class _TargetErrors:
 
     def __init__(self) -> None:
         self.finished = self.errors = self.errors_in_row = self.changed_in_row = 0
+        self.is_refused = False
         self.last_code = self.last_error = ""
 
 
@@ -88,7 +92,10 @@ class ErrorLimit:
             counts.errors += 1
             counts.errors_in_row += 1
             counts.last_code, counts.last_error = fault.code, fault.message
-        reason = self._reason_to_park(counts)
+            status = None if fault.provider_error is None else fault.provider_error.status
+            counts.is_refused = isinstance(fault, TargetUnavailable) and status == HTTP_REFUSED
+        is_refused = counts.is_refused and self._policy.max_errors
+        reason = "its credential was refused" if is_refused else self._reason_to_park(counts)
         if reason is not None:
             self.park(target, ParkedTarget(reason=reason, code=counts.last_code, error=counts.last_error))
 

@@ -129,13 +129,15 @@ async def _run_conversation(trial: Trial, context: GradingContext, may_go_on: Ma
     if held.budget_spent:
         return TrialOutcome(row=None, budget_spent=True)
     conversation, row = held.conversation, held.row
+    turns = conversation.turns
+    duration_ms = sum(turn.duration_ms for turn in turns)
     if held.error is not None:
         ungraded = _ungraded_row(
             trial, held.error, calls=held.calls, token_usage=held.usage, in_doubt=held.in_doubt, conversation=row
         )
-        return TrialOutcome(row=ungraded, target_fault=held.fault)
-    turns = conversation.turns
-    last, duration_ms = turns[-1], sum(turn.duration_ms for turn in turns)
+        duration_ms += (held.fault and held.fault.duration_ms) or 0
+        return TrialOutcome(row=ungraded.with_fields(duration_ms=duration_ms), target_fault=held.fault)
+    last = turns[-1]
     assert last.answer is not None, "a turn of a conversation that was held has its answer"
     result = held.last or last.answer.to_result(last.output or "", trial.target)
     steps, cut = steps_of_turns(turns)
@@ -158,10 +160,11 @@ async def _run_one_call(trial: Trial, context: GradingContext) -> TrialOutcome:
     except Fault as fault:
         failure = RowError.of_call(fault, request_id)
         row = _ungraded_row(trial, failure, calls=int(fault.charged is not False), in_doubt=is_in_doubt(fault))
-        return TrialOutcome(row=row, target_fault=fault)
+        return TrialOutcome(row=row.with_fields(duration_ms=fault.duration_ms or 0), target_fault=fault)
     usage = result.token_usage or NO_TOKENS
     if (error := RowError.of_change(trial.target, trial.fingerprints.target, result, request_id)) is not None:
-        return TrialOutcome(row=_ungraded_row(trial, error, calls=1, token_usage=usage))
+        row = _ungraded_row(trial, error, calls=1, token_usage=usage)
+        return TrialOutcome(row=row.with_fields(duration_ms=result.duration_ms))
     if not result.replayed and not result.cached:
         trial = replace(trial, answered_at=datetime.now(UTC))
     return await _grade(

@@ -363,14 +363,12 @@ def _spent_money_text(summary: RunSummary, limit: CostLimit, kept: str, command:
 def _errors_text(summary: RunSummary, command: str) -> str:
     """The reason and the next command of a run with errors or rows in doubt."""
     total = summary.total
-    if summary.parked_targets:
-        names = ", ".join(summary.parked_targets)
-        verb = "is" if len(summary.parked_targets) == 1 else "are"
-        is_changed = all(parked.code == TARGET_CHANGED for parked in summary.parked_targets.values())
+    if parked := summary.parked_targets:
+        names, verb = ", ".join(parked), "is" if len(parked) == 1 else "are"
+        is_changed = all(target.code == TARGET_CHANGED for target in parked.values())
         when = "all workers serve the same configuration" if is_changed else "the endpoint works again"
-        given_up = next((parked for parked in summary.parked_targets.values() if parked.setting is not None), None)
-        why = "errors" if given_up is None else f'{given_up.reason} ("{given_up.error}")'
-        setting = "" if given_up is None else f"; {given_up.setting}"
+        told = next((target for target in parked.values() if target.setting is not None), next(iter(parked.values())))
+        why, setting = f'{told.reason} ("{told.error}")', f"; {told.setting}" if told.setting else ""
         return (
             f"{names} {verb} parked after {why}, {_open_trials_text(total)} and every row so far is kept. When "
             f"{when}, the same command goes on{setting}: {command}"

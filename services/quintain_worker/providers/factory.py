@@ -82,11 +82,12 @@ def check_provider(name: str, target: TargetConfig, context: ProviderContext) ->
         load_provider_factory(name, target)
 
 
-def check_program(name: str, target: TargetConfig, context: ProviderContext) -> list[str]:
+def check_program(name: str, target: TargetConfig, context: ProviderContext, one_text: set[str]) -> list[str]:
     """Check that the program of a command target can be started, and that an agent can be imported.
 
     Returns a warning for each variable that its script reads and will not get, one where the files of a program or of a
-    Python target cannot be followed, and one where a function takes its request for text. Raises `ConfigError`.
+    Python target cannot be followed, and one where a function takes its request for text. An agent that is given one
+    text, and sees no earlier turn, is added to ``one_text``. Raises `ConfigError`.
     """
     if isinstance(target, PythonTarget):
         imports = module_digests(target.callable, context.folder)[1]
@@ -94,7 +95,8 @@ def check_program(name: str, target: TargetConfig, context: ProviderContext) -> 
         wrong = [f"targets.{name}.callable: {target.callable}: {use}" for use in uses]
         return [*unseen_warnings(f"targets.{name}", imports, target.depends_on), *wrong]
     if isinstance(target, AgentTarget):
-        check_agent(name, target, context)
+        if not check_agent(name, target, context):
+            one_text.add(name)
         imports = module_digests(target.agent, context.folder / (target.cwd or "."))[1]
         return unseen_warnings(f"targets.{name}", imports, target.depends_on)
     if not isinstance(target, CommandTarget):

@@ -292,7 +292,8 @@ class FaultReply(Message):
 
     ``charge_unknown``: no ledger decided whether the call is charged. ``charged`` is true then, so that a client that
     ignores it does not repeat the call under another request id. ``steps`` are what an agent did before the fault, and
-    ``steps_cut`` what was left out of them; a repeated call is answered without them.
+    ``steps_cut`` what was left out of them; a repeated call is answered without them. ``duration_ms`` is how long all
+    its tries took at the provider.
     """
 
     error: str
@@ -307,6 +308,7 @@ class FaultReply(Message):
     provider_error: errors.ProviderError | None = None
     steps: list[AgentStep] | None = None
     steps_cut: StepsCut | None = None
+    duration_ms: Number | None = None
 
     @classmethod
     def from_fault(cls, fault: errors.Fault) -> Self:
@@ -324,6 +326,7 @@ class FaultReply(Message):
             provider_error=fault.provider_error,
             steps=list(fault.steps) or None,
             steps_cut=fault.steps_cut,
+            duration_ms=fault.duration_ms,
         )
 
     def to_fault(self) -> errors.Fault:
@@ -331,7 +334,7 @@ class FaultReply(Message):
         fault_type = errors.FAULTS.get(self.code, errors.InternalFault)
         fault = fault_type(self.error, retry_after_ms=self.retry_after_ms, available_targets=self.available_targets)
         fault.parameter, fault.provider_error = self.parameter, self.provider_error
-        fault.steps, fault.steps_cut = self.steps or (), self.steps_cut
+        fault.steps, fault.steps_cut, fault.duration_ms = self.steps or (), self.steps_cut, self.duration_ms
         fault.charged, fault.retryable = None if self.charge_unknown else self.charged, self.retryable
         return fault
 

@@ -471,6 +471,20 @@ async def inspected(folder: Path, rows: list[Json], **settings: object) -> str:
     return "\n".join(found.problems)
 
 
+async def test_turns_for_an_agent_that_takes_one_text_are_a_problem(tmp_path: Path) -> None:
+    (tmp_path / "bot.py").write_text(
+        "def once(text): return text\n\ndef chat(messages): return messages[-1]['content']\n"
+    )
+    targets = {name: {"provider": "agent", "agent": f"bot:{name}"} for name in ("once", "chat")}
+    (tmp_path / "quintain.yaml").write_text(json.dumps({"targets": targets}))
+    path = write_evaluation(
+        tmp_path, [TURNS], [{"name": "any", "builtin": "regex", "pattern": "."}], targets=["once", "chat"]
+    )
+    found = await inspect_evaluation(RunOptions(path=path, output=tmp_path / "out"), read_settings({}))
+    (problem,) = found.problems
+    assert "target once takes one question" in problem
+
+
 async def test_a_target_without_history_or_an_unknown_user_is_a_problem(tmp_path: Path) -> None:
     asked_once: Json = {"id": "one", "question": "q"}
     shop: Json = {"id": "shop", "user": USER}

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from quintain.contracts.invoke import InvokeRequest
-from quintain.errors import FAULTS, Fault, ProviderFailed, Rejected, TargetUnavailable, TimedOut
+from quintain.errors import FAULTS, Fault, ProviderError, ProviderFailed, Rejected, TargetUnavailable, TimedOut
 from quintain_runner.engine.run_settings import ErrorPolicy
 from quintain_runner.engine.scheduler import ErrorLimit
 from quintain_runner.report.progress_display import Lines
@@ -166,6 +166,28 @@ async def test_the_other_target_finishes(tmp_path: Path) -> None:
     assert "errors, parked; other 100/100" in screen.getvalue()
 
 
+@pytest.mark.parametrize(("max_errors", "is_parked"), [(20, True), (0, False)])
+async def test_a_refused_credential_parks_its_target_at_the_first(
+    tmp_path: Path, max_errors: int, is_parked: bool
+) -> None:
+    fault = TargetUnavailable(REFUSED)
+    fault.provider_error = ProviderError(status=401)
+
+    async def answer(_: InvokeRequest) -> str:
+        raise fault
+
+    write_evaluation(tmp_path, cases(30), [EXACT])
+    folder = EvaluationFolder(
+        tmp_path, FakeClient(answer), concurrency=1, error_policy=ErrorPolicy(max_errors=max_errors)
+    )
+    summary = await folder.run()
+    assert (summary.total.errors, list(summary.parked_targets)) == ((1, ["bot"]) if is_parked else (30, []))
+    if is_parked:
+        line = exit_line(summary, COMMAND)
+        assert REFUSED in line
+        assert line.endswith(COMMAND)
+
+
 async def test_graders_that_fail_park_nobody(tmp_path: Path) -> None:
     argv = write_script(tmp_path, "judge.py", "raise SystemExit('bug')")
     write_evaluation(tmp_path, cases(6), [{"name": "judge", "command": argv}])
@@ -186,6 +208,7 @@ async def test_the_record_the_report_and_the_last_lines_say_why(tmp_path: Path) 
     assert note in render_markdown(from_folder, COMMAND)
     total = summary.total
     assert exit_line(summary, COMMAND) == (
-        f"exit 1: bot is parked after errors, {total.waiting} trials wait and {total.errors} erred, and every row so "
-        f"far is kept. When the endpoint works again, the same command goes on: {COMMAND}"
+        f'exit 1: bot is parked after 20 errors in a row ("{REFUSED}"), {total.waiting} trials wait and '
+        f"{total.errors} erred, and every row so far is kept. When the endpoint works again, the same command goes on: "
+        f"{COMMAND}"
     )

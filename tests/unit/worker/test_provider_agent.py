@@ -69,7 +69,7 @@ async def test_turns_reach_one_process_which_is_kept_for_the_next_conversation(c
 async def test_what_is_no_agent_is_refused_before_the_first_call_and_at_it(context: ProviderContext) -> None:
     target = AgentTarget(provider="agent", agent="bot:two")
     with pytest.raises(ConfigError, match="a, b"):
-        check_program("it", target, context)
+        check_program("it", target, context, set())
     provider = build_provider("it", target, context)
     try:
         with pytest.raises(ProviderFailure) as failed:
@@ -82,7 +82,9 @@ async def test_what_is_no_agent_is_refused_before_the_first_call_and_at_it(conte
 
 def test_its_module_is_part_of_its_fingerprint(context: ProviderContext) -> None:
     target = AgentTarget(provider="agent", agent="bot:answer")
-    assert check_program("it", target, context) == []
+    one_text = set[str]()
+    assert check_program("it", target, context, one_text) == []
+    assert one_text == set()
     fingerprint = target_fingerprints({"it": target}, context.folder, {})["it"]
     assert fingerprint() == fingerprint.first
     (context.folder / "bot.py").write_text(f"{BOT}\n# changed")

@@ -15,6 +15,7 @@ import yaml
 from quintain.config.loader import load_config
 from quintain.contracts.agents import Continuation, Turn
 from quintain.contracts.invoke import ChatMessage, InvokeRequest, InvokeSettings
+from quintain.contracts.quota import FailureCause, TryOutcome
 from quintain.errors import BadRequest, ConversationLost, ProviderFailed, ReplyTooLarge
 from quintain_worker.providers import model_api
 from quintain_worker.providers.factory import build_provider
@@ -361,3 +362,32 @@ async def test_a_session_that_the_endpoint_has_forgotten_is_a_lost_conversation(
     assert lost.billing is Billing.UNBILLED
     first = await failure(provider, InvokeRequest(question="a", turn=turn(1)))
     assert first.billing is Billing.BILLED
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "billing", "outcome", "cause"),
+    [
+        (401, "target_unavailable", Billing.UNBILLED, TryOutcome.REFUSED, None),
+        (402, "target_unavailable", Billing.UNBILLED, TryOutcome.REFUSED, None),
+        (407, "target_unavailable", Billing.UNBILLED, TryOutcome.REFUSED, None),
+        # It may be a guard's answer to what was asked.
+        (403, "rejected", Billing.BILLED, TryOutcome.ANSWERED, None),
+        (503, "provider_error", Billing.BILLED, TryOutcome.FAILED, FailureCause.NOT_TAKEN),
+    ],
+)
+async def test_a_refused_credential_costs_nothing_and_a_refusal_of_what_was_asked_does(
+    server: ModelServer,
+    endpoint: Make,
+    status: int,
+    code: str,
+    billing: Billing,
+    outcome: TryOutcome,
+    cause: FailureCause | None,
+) -> None:
+    server.set_responses(ScriptedResponse(status=status, body={"detail": "no"}))
+    failed = await failure(endpoint(**ASK))
+    assert (failed.fault.code, failed.billing, failed.retryable) == (code, billing, False)
+    assert (failed.outcome, failed.cause) == (outcome, cause)
+    assert failed.fault.charged is (billing is Billing.BILLED)
+    assert failed.fault.provider_error is not None
+    assert failed.fault.provider_error.status == status

@@ -197,7 +197,7 @@ async def test_a_function_that_takes_its_request_for_text_is_told_so_uncharged(
 def test_check_finds_a_function_that_takes_its_request_for_text(folder: Path, code: str, *, is_wrong: bool) -> None:
     (folder / "bot_text.py").write_text(code)
     target = PythonTarget(provider="python", callable="bot_text:run")
-    warnings = check_program("it", target, ProviderContext(folder, {}))
+    warnings = check_program("it", target, ProviderContext(folder, {}), set())
     assert ["targets.it.callable" in warning for warning in warnings] == ([True] if is_wrong else [])
 
 

@@ -274,3 +274,19 @@ async def test_under_a_limit_in_money_the_last_try_of_a_target_ends_its_call(
         assert (await next_fault(evaluator)).code == "provider_error"
         settles = await settles_until_end(ledger)
     assert [settle.outcome for settle in settles] == [AttemptOutcome.THROTTLED, AttemptOutcome.CHARGED]
+
+
+async def test_a_fault_has_the_duration_of_all_tries(ledger: FakeLedgerService, evaluator: FakeEvaluator) -> None:
+    class Slow(FailingProvider):
+        async def answer(
+            self, request: InvokeRequest, *, timeout_seconds: float, on_text: OnText | None = None
+        ) -> ProviderAnswer:
+            await asyncio.sleep(0.05)
+            return await super().answer(request, timeout_seconds=timeout_seconds, on_text=on_text)
+
+    async with running_worker(ledger, Slow(*(failed() for _ in range(3))), max_tries=3, quota=QUOTA):
+        await evaluator.send_request()
+        fault = await next_fault(evaluator)
+    assert fault.duration_ms is not None
+    assert fault.duration_ms >= 150
+    assert fault.to_fault().duration_ms == fault.duration_ms

@@ -1,7 +1,8 @@
 """Maps what went wrong with a request to an agent behind HTTP to a fault.
 
 An agent that was reached may have acted: only a request that was not sent, and one that the endpoint asks to send again
-later (429; 503 with Retry-After), is uncharged and tried again. Messages have the beginning of what came, masked.
+later (429; 503 with Retry-After), is uncharged and tried again; one with a refused credential (401, 402, 407) is
+uncharged. A 403 may be a guard's answer to what was asked. Messages have the beginning of what came, masked.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from urllib.parse import urlsplit
 
 from quintain.config.http_targets import HttpTarget
 from quintain.contracts.quota import FailureCause, RateReport, TryOutcome
-from quintain.errors import ConversationLost, ProviderError, ProviderFailed, Rejected, Throttled
+from quintain.errors import ConversationLost, ProviderError, ProviderFailed, Rejected, TargetUnavailable, Throttled
 from quintain_worker.providers import model_failures
 from quintain_worker.providers.model_failures import FailureKind
 from quintain_worker.providers.provider import Billing, ProviderFailure
@@ -36,7 +37,7 @@ GAVE_UP = FailureKind(_CHARGED, "ended without an answer", Billing.BILLED, outco
 LOST_CONVERSATION = FailureKind(
     ConversationLost, "does not know the conversation any more", Billing.UNBILLED, outcome=TryOutcome.ANSWERED
 )
-_REFUSED = FailureKind(_CHARGED, "refused the credentials", Billing.BILLED, outcome=TryOutcome.REFUSED)
+_REFUSED = FailureKind(TargetUnavailable, "refused the credentials", Billing.UNBILLED, outcome=TryOutcome.REFUSED)
 _NOT_FOUND = FailureKind(_CHARGED, "has no such path or method", Billing.BILLED, outcome=TryOutcome.ANSWERED)
 _THROTTLED = FailureKind(
     Throttled, "asked to slow down", Billing.UNBILLED, retryable=True, outcome=TryOutcome.THROTTLED
@@ -53,9 +54,9 @@ _POSTPONED = replace(
 _BY_STATUS = {
     401: _REFUSED,
     402: _REFUSED,
-    403: _REFUSED,
     404: _NOT_FOUND,
     405: _NOT_FOUND,
+    407: _REFUSED,
     408: TIMED_OUT,
     429: _THROTTLED,
     503: _UNAVAILABLE,

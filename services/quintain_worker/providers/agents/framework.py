@@ -32,8 +32,11 @@ def agent_provider(name: str, target: AgentTarget, context: ProviderContext) -> 
     return AgentProgramProvider(name, _program(target, context), models)
 
 
-def check_agent(name: str, target: AgentTarget, context: ProviderContext) -> None:
-    """Import the agent in a process of its own. Raises `ConfigError`, which says why it cannot be used."""
+def check_agent(name: str, target: AgentTarget, context: ProviderContext) -> bool:
+    """Import the agent in a process of its own, and return whether it takes turns.
+
+    Raises `ConfigError`, which says why it cannot be used.
+    """
     agent = _program(target, context, "--check")
     program = agent.program
     if target.child_session is not None:
@@ -53,6 +56,8 @@ def check_agent(name: str, target: AgentTarget, context: ProviderContext) -> Non
         except (ValueError, KeyError):
             message = describe_end(exit_code, quoted_end(errors.strip(), agent.secrets))
         raise ConfigError(f"targets.{name}: {mask_secrets(str(message), agent.secrets)}")
+    # What it says when it is ready; nothing where its import ended the process.
+    return b'"turns": false' not in printed
 
 
 def _program(target: AgentTarget, context: ProviderContext, *options: str) -> AgentCommand:
