@@ -268,9 +268,10 @@ class AgentVEndpoints:
             request_id, deadline_seconds = read_request_id(request), read_deadline_seconds(request, self._gateway.clock)
             body = parse_json(await self._gateway.bodies.read(request, client))
             invoke_request = read_invoke(body)
-        request_id = context_of(request).request_id = request_id or secrets.token_urlsafe(16)
-        timeout_seconds = read_client_timeout(request)
-        call = send_in_time(client, invoke_request, timeout_seconds, deadline_seconds, request_id=request_id)
+        call_id = context_of(request).request_id = request_id or secrets.token_urlsafe(16)
+        # A call that its client did not name cannot be asked for again.
+        options = {"request_id": call_id, "cancel_with_task": not request_id}
+        call = send_in_time(client, invoke_request, read_client_timeout(request), deadline_seconds, **options)
         result = await cancel_on_disconnect(request, call)
         headers = ignored_header({*ignored_keys(body), *(result.ignored or ())})
         return Response(write_result(result).to_wire(), headers=headers, media_type=JSON_MEDIA_TYPE)

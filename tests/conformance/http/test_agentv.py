@@ -121,7 +121,7 @@ async def read_usage(fleet: MemoryFleet, session_id: str) -> tuple[int, dict[str
 
 async def wait_for_usage(fleet: MemoryFleet, session_id: str, calls: int) -> tuple[int, dict[str, int]]:
     """The counters once the last settle has arrived: an answer does not wait for it."""
-    async with asyncio.timeout(10), open_gateway_client(fleet.gateway_url, ADMIN_TOKEN) as admin:
+    async with asyncio.timeout(60), open_gateway_client(fleet.gateway_url, ADMIN_TOKEN) as admin:
         while (await admin.get(f"/sessions/{session_id}"))[1]["committed"] < calls:
             await asyncio.sleep(0.02)
     return await read_usage(fleet, session_id)

@@ -146,7 +146,7 @@ async def test_what_is_no_request_id_costs_nothing(open_client: OpenClient) -> N
 async def test_info_tells_the_session(open_client: OpenClient) -> None:
     async with open_client("judge", 9, label="mine", allowed_targets=["judge", "echo"]) as target:
         await target.invoke("x")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while (info := await target.get_info()).committed < 1:
                 await asyncio.sleep(0.02)
     assert (info.target_name, info.max_calls, info.call_count, info.label) == ("judge", 9, 1, "mine")
@@ -238,11 +238,11 @@ async def test_a_deadline_is_kept(open_client: OpenClient) -> None:
 
 
 async def test_a_call_whose_task_is_cancelled_is_taken_back(open_client: OpenClient) -> None:
-    async with open_client("slow") as target:
+    async with open_client("stuck") as target:
         for work in (target.invoke("x"), target.invoke_batch(["x", "y"])):
             before = (await target.get_info()).in_doubt
             asking = asyncio.ensure_future(work)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while (await target.get_info()).running == 0:
                     await asyncio.sleep(0.02)
                 asking.cancel()
@@ -258,7 +258,7 @@ async def test_a_call_whose_task_is_cancelled_is_taken_back(open_client: OpenCli
 async def test_a_named_call_goes_on_when_its_asker_leaves(open_client: OpenClient) -> None:
     async with open_client("slow") as target:
         asking = asyncio.ensure_future(target.send(quintain.InvokeRequest(question="x"), request_id="again"))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while (await target.get_info()).running == 0:
                 await asyncio.sleep(0.02)
             asking.cancel()
@@ -328,7 +328,7 @@ async def test_what_went_to_which_target_is_told_to_whoever_asks(open_client: Op
         await target.invoke("hello")
         await target.invoke("which?", target="judge")
         assert (await target.get_info()).usage is None
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while (info := await target.get_info(usage=True)).committed < 2:
                 await asyncio.sleep(0.01)
         assert info.usage is not None

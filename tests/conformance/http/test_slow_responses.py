@@ -50,7 +50,7 @@ async def open_waiting_stream(fleet: ModelFleet, path: str, max_calls: int = 5, 
 
 
 async def wait_for_call_count(gateway_client: GatewayClient, calls: int) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while await gateway_client.read_call_count() != calls:
             await asyncio.sleep(0.02)
 
