@@ -9,7 +9,6 @@ import json
 import shlex
 import shutil
 import sys
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -77,13 +76,16 @@ def case(name: str, model: str = "judge", question: str = "Which way?", **more: 
 
 
 def throttled(name: str, seconds: int, **more: Any) -> dict[str, Any]:
-    """A call that is told to slow down until its deadline; its target has a quota that no other call waits for."""
+    """A call that is told to slow down until its deadline, so many seconds after its client sends it.
+
+    Its target has a quota that no other call waits for.
+    """
     return case(name, "limited", "THROTTLE", seconds=seconds, **more)
 
 
 REFUSALS = (
     *(case(word, question=word) for word in FAILURES if word != "THROTTLE"),
-    throttled("THROTTLE", 10),
+    throttled("THROTTLE", 20),
     case("unknown", "nope"),
     case("forbidden", "forbidden"),
     case("unauthorized", token=SessionToken.mint().text),
@@ -117,18 +119,11 @@ async def calls(session: ToolSession, client: str, tool: ClientTool | None, case
         # Node looks for packages beside the script.
         program = shutil.copy(program, session.folder)
         (session.folder / "node_modules").symlink_to(tool.folder(cache_folder(environment())) / tool.modules)
-    command = shlex.join([interpreter, str(program), json.dumps([with_headers(case) for case in cases])])
+    command = shlex.join([interpreter, str(program), json.dumps(list(cases))])
     ended = await session.run(f"{printed.exports}\n{command}", tool)
     assert ended.code == 0, ended
     outcomes: dict[str, Any] = json.loads(ended.stdout)
     return outcomes
-
-
-def with_headers(case: Mapping[str, Any]) -> dict[str, Any]:
-    """The case with its deadline as a header."""
-    seconds = case["seconds"]
-    headers = {} if seconds is None else {"x-quintain-deadline": str(int((time.time() + seconds) * 1000))}
-    return {**case, "headers": headers}
 
 
 def asked(session: ToolSession) -> list[str]:

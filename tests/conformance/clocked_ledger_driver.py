@@ -20,7 +20,7 @@ from quintain.contracts.ledger import (
 )
 from quintain.contracts.money import CostTerms
 from quintain.contracts.session import Info, SessionOpened
-from quintain.errors import Fault, ProviderFailed
+from quintain.errors import BudgetUnavailable, Fault, ProviderFailed
 from quintain_metadata.ledger import audit, calls, leases, sessions
 from quintain_metadata.ledger.decisions import AdmitOperation, Deferred
 from quintain_metadata.store.base import Moment, SqlProgram
@@ -66,8 +66,15 @@ class ClockedLedgerDriver(LedgerClient):
             }
         )
         operation = alone(AdmitOperation(request, by, request.credential()))
-        admitted: Admission | Deferred = await self.ledger.transact(lambda moment: operation(self.with_clock(moment)))
-        return admitted
+        while True:
+            try:
+                admitted: Admission | Deferred = await self.ledger.transact(
+                    lambda moment: operation(self.with_clock(moment))
+                )
+            except BudgetUnavailable:
+                # A worker repeats it, too: of many at once some wait for a connection for longer than the ledger does.
+                continue
+            return admitted
 
     async def admit_granted(self, session: SessionOpened, request_id: str, **overrides: object) -> Admission:
         admission = await self.admit(session, request_id, **overrides)  # type: ignore[arg-type]

@@ -1,7 +1,9 @@
 // Calls of Anthropic's client, all at once: argument 1 is a JSON list of cases; prints an object by their names.
 import Anthropic from "@anthropic-ai/sdk";
 
-const call = async ({ model, question, parameters: { stream, ...parameters }, token, headers }) => {
+const call = async ({ model, question, parameters: { stream, ...parameters }, token, seconds }) => {
+  // It counts from now: the interpreter may have started long after the test.
+  const headers = seconds === null ? {} : { "x-quintain-deadline": String(Date.now() + 1000 * seconds) };
   const client = new Anthropic(token === undefined ? {} : { apiKey: token });
   const body = { model, max_tokens: 50, messages: [{ role: "user", content: question }], ...parameters };
   if (stream) return await client.messages.stream(body, { headers }).finalText();

@@ -1,7 +1,9 @@
 // Calls of OpenAI's client, all at once: argument 1 is a JSON list of cases; prints an object by their names.
 import OpenAI from "openai";
 
-const call = async ({ model, question, parameters, token, headers }) => {
+const call = async ({ model, question, parameters, token, seconds }) => {
+  // It counts from now: the interpreter may have started long after the test.
+  const headers = seconds === null ? {} : { "x-quintain-deadline": String(Date.now() + 1000 * seconds) };
   const client = new OpenAI(token === undefined ? {} : { apiKey: token });
   const messages = [{ role: "user", content: question }];
   const said = await client.chat.completions.create({ model, messages, ...parameters }, { headers });

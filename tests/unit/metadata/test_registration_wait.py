@@ -93,9 +93,9 @@ async def test_waiting_calls_block_no_other_request_of_the_queue(
     assert forwarded.empty()
 
 
-@pytest.mark.parametrize("window_seconds", [None, 0], ids=["just started", "nothing registered"])
+@pytest.mark.parametrize("window_seconds", [600, 0], ids=["just started", "nothing registered"])
 async def test_the_wait_ends_with_the_list_and_the_reservation(
-    monkeypatch: pytest.MonkeyPatch, window_seconds: float | None
+    monkeypatch: pytest.MonkeyPatch, window_seconds: float
 ) -> None:
     monkeypatch.setattr(routing, "READ_SECONDS", 0.02)
     async with run_metadata_service(
@@ -103,7 +103,7 @@ async def test_the_wait_ends_with_the_list_and_the_reservation(
     ) as metadata:
         session = await metadata.ledger_driver.open_session()
         await metadata.ledger_driver.reserve(session, "r1")
-        if window_seconds is None:
+        if window_seconds:
             await metadata.ledger_driver.register("b")
         started_at = time.monotonic()
         with pytest.raises(UnknownTarget) as unknown:

@@ -369,7 +369,7 @@ async def test_rows_without_contents_keep_votes_and_no_reasons(tmp_path: Path) -
     assert Row.model_validate_json(row.to_line()) == row
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(600)
 async def test_five_thousand_cases_with_four_judges_and_a_jury_of_three_keep_exactly_max_calls(tmp_path: Path) -> None:
     """Eight calls for each row: a budget of 4,003 buys 500 whole rows, and no call more."""
     judges: list[Json] = [
