@@ -7,6 +7,7 @@ the ledger decides when the next one may begin.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import math
 import random
@@ -230,7 +231,8 @@ class Attempt:
             with TimeLimit(self.limits, asyncio.get_running_loop().time() + remaining_seconds):
                 # An `ApiRequest` comes with a provider that takes it.
                 request: Any = self.request
-                return await self.provider.answer(request, timeout_seconds=remaining_seconds, on_text=on_text)
+                answer = await self.provider.answer(request, timeout_seconds=remaining_seconds, on_text=on_text)
+                return dataclasses.replace(answer, token_usage=None) if answer.has_empty_usage else answer
         except ProviderFailure as failure:
             self._record_billing(failure.billing)
             self._failure = failure

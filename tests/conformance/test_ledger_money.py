@@ -10,7 +10,7 @@ import pytest
 from conformance.clocked_ledger_driver import ClockedLedgerDriver
 from quintain.contracts.ledger import Admission, Admit, AttemptOutcome, Settle
 from quintain.contracts.money import PICODOLLARS_PER_DOLLAR, CostTerms, dollars_text, picodollars
-from quintain.contracts.session import AmendSession, PauseTarget, ResumeTarget, SessionOpened
+from quintain.contracts.session import AmendSession, ResumeTarget, SessionOpened
 from quintain.errors import BadRequest, Fault
 from quintain_metadata.ledger import calls, sessions, targets
 from quintain_metadata.ledger.decisions import AdmitOperation, DeferReason, Deferred
@@ -212,38 +212,6 @@ async def test_a_take_over_that_cannot_be_paid_ends_its_call_in_doubt(ledger_dri
         assert fault.charged
     assert await amounts(ledger_driver, session) == {"held": 2 * CENT}
     assert await ledger_driver.audit_findings() == ()
-
-
-async def test_a_take_over_that_cannot_be_paid_waits_neither_for_its_target_nor_to_be_alone(
-    ledger_driver: ClockedLedgerDriver,
-) -> None:
-    driver = ledger_driver
-    session = await driver.open_session(max_cost_usd=0.05)
-    for worker in ("w1", "w2"):  # of calls that were lost twice each would have to be alone
-        for call in ("r1", "r2"):
-            await driver.admit_granted(session, call, by=worker, max_cost=CENT)
-        driver.clock_ahead_ms += 20_000
-        await driver.register(f"w{int(worker[1]) + 1}")
-    pause = PauseTarget(target="a", for_seconds=60)
-    await driver.ledger.transact(lambda moment: targets.pause_target(driver.with_clock(moment).now, pause))
-    for call, copied in (("r1", None), ("r2", "attempt-4")):
-        fault = await driver.admit_fault(session, call, by="w3", max_cost=2 * CENT, copy_of=copied)
-        assert (fault.code, fault.charged) == ("worker_lost", True)
-    assert await amounts(driver, session) == {"held": 4 * CENT}
-    assert await driver.audit_findings() == ()
-
-
-@pytest.mark.parametrize("refused", [{"cost_problem": "no price of a"}, {"max_cost": CENT, "body_bytes": 2**24}])
-async def test_a_take_over_that_is_refused_says_that_its_call_was_charged(
-    ledger_driver: ClockedLedgerDriver, refused: dict[str, object]
-) -> None:
-    session = await ledger_driver.open_session(max_cost_usd=0.05)
-    await told(ledger_driver, session, "r1")
-    ledger_driver.clock_ahead_ms += 20_000
-    await ledger_driver.register("w2")
-    fault = await ledger_driver.admit_fault(session, "r1", by="w2", **refused)
-    assert (fault.code, fault.charged) == ("worker_lost", True)
-    assert (await ledger_driver.info(session)).in_doubt == 1
 
 
 async def test_a_take_over_waits_for_what_running_calls_of_its_family_reserve(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
@@ -34,7 +34,7 @@ from quintain_metadata.ledger.call_rows import (
 from quintain_metadata.ledger.changes import Changes
 from quintain_metadata.ledger.decisions import AdmitOperation, Replay
 from quintain_metadata.ledger.lifecycle import CallState, TransitionEffect
-from quintain_metadata.ledger.money import read_lost_costs
+from quintain_metadata.ledger.money import read_lost_costs, read_unpayable
 from quintain_metadata.ledger.session_rows import SessionRow
 from quintain_metadata.ledger.usage import IS_NOT_COMMITTED
 from quintain_metadata.store.base import Ledger, Lookup, Moment, SqlProgram, execute
@@ -252,8 +252,8 @@ def sweep(moment: Moment) -> SqlProgram[int]:
     A reservation past its deadline is released: it provably reached no provider. One that was throttled, and may have,
     is in doubt. A running call past its deadline becomes in doubt once its holder's lease has lapsed, or after
     `LOST_SETTLE_MS`: a call that may have reached a provider is never refunded by a timeout. So does one whose holder's
-    lease lapsed after its session was closed or had expired: nobody may take it over. What an expired child session
-    reserved is given back to its parent.
+    lease lapsed after its session was closed or had expired, or leaves no money for it: nobody may take it over. What
+    an expired child session reserved is given back to its parent.
     """
     expired = yield from execute(
         "SELECT id FROM session WHERE reserved > 0 AND expires_at <= ? ORDER BY id LIMIT ?",
@@ -272,9 +272,10 @@ def sweep(moment: Moment) -> SqlProgram[int]:
         moment.lease_cutoff,
     )
     stranded = yield Lookup(_STRANDED_SQL, [(row[0],) for row in gone], (moment.now, MAX_ENDED_CALLS))
-    if expired or overdue or stranded:
-        keys = {(row[0], row[1]) for row in (*overdue, *stranded)}
-        yield from _end_overdue(moment, [row[0] for row in expired], sorted(keys))
+    unpayable = (yield from read_unpayable(moment, [row[0] for row in gone], MAX_ENDED_CALLS)) if gone else {}
+    if expired or overdue or stranded or unpayable:
+        keys = {*((row[0], row[1]) for row in (*overdue, *stranded)), *unpayable}
+        yield from _end_overdue(moment, [row[0] for row in expired], sorted(keys), unpayable)
     yield from replies.delete_expired(moment.now)
     yield from leases.delete_forgotten(moment.now)
     return len(overdue)
@@ -292,19 +293,22 @@ _STRANDED_SQL = (
 )
 
 
-def _end_overdue(moment: Moment, children: list[str], keys: list[CallKey]) -> SqlProgram[None]:
+def _end_overdue(
+    moment: Moment, children: list[str], keys: list[CallKey], unpayable: Mapping[CallKey, Fault]
+) -> SqlProgram[None]:
     rows = yield from lock_calls(keys, sessions=children)
     yield from read_workers(moment, rows, (call.incarnation for call in rows.calls.values()))
     changes = Changes(moment, rows)
     for call in rows.calls.values():
+        refusal, is_held = unpayable.get((call.session_id, call.request_id)), changes.rows.holder(call).is_alive
         # The call may have changed since the query.
         if call.deadline > moment.now and rows.sessions[call.session_id].is_usable(moment.now):
+            if refusal is not None and call.state is CallState.RUNNING and not is_held:
+                changes.end_lost(call, refusal)
             continue
         if call.state is CallState.RESERVED:
             changes.release(call)
-        elif call.state is CallState.RUNNING and (
-            not changes.rows.holder(call).is_alive or call.deadline <= moment.now - LOST_SETTLE_MS
-        ):
+        elif call.state is CallState.RUNNING and (not is_held or call.deadline <= moment.now - LOST_SETTLE_MS):
             changes.end_lost(call)
     for session_id in children:
         changes.counters.release_reserved(rows.sessions[session_id])

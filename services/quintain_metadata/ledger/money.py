@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from quintain_metadata.ledger.session_rows import Counters, SessionRow, load_sessions
+from quintain.errors import Fault
+from quintain_metadata.ledger.call_rows import CallKey
+from quintain_metadata.ledger.session_rows import Counters, SessionRow, cost_limit_reached, load_sessions
 from quintain_metadata.ledger.usage import IS_NOT_COMMITTED
 from quintain_metadata.store.base import Lookup, Moment, SqlProgram
 
@@ -33,6 +35,27 @@ def read_lost_costs(moment: Moment, sessions: Iterable[SessionRow]) -> SqlProgra
     payers = {payer.id for session in sessions for payer in (session, *session.ancestors) if payer.max_cost is not None}
     rows = yield Lookup(_LOST_COSTS_SQL, [(each,) for each in sorted(payers)], (moment.lease_cutoff,))
     return {row[0]: row[1] for row in rows}
+
+
+def read_unpayable(moment: Moment, incarnations: Iterable[str], limit: int) -> SqlProgram[dict[CallKey, Fault]]:
+    """Return those of so many calls of these lost workers that nobody can take over for want of money, and why.
+
+    So much is left for none of them although nothing were in flight: new calls would wait for what they reserve.
+    """
+    found = yield Lookup(
+        "SELECT session_id, request_id, cost FROM wanted JOIN call ON call.incarnation = wanted.key1"
+        " WHERE call.state = 'running' AND call.cost > 0 LIMIT ?",
+        [(each,) for each in incarnations],
+        (limit,),
+    )
+    sessions = yield from load_sessions({row[0] for row in found})
+    lost = yield from read_lost_costs(moment, sessions.values())
+    counters, unpayable = Counters(sessions), dict[CallKey, Fault]()
+    for session_id, request_id, cost in found:
+        left, of_limit = counters.cost_left(sessions[session_id], lost)
+        if cost > left:
+            unpayable[session_id, request_id] = cost_limit_reached(of_limit, left, cost)
+    return unpayable
 
 
 def read_payable(moment: Moment, waiting: Sequence[MoneyAsk]) -> SqlProgram[list[str]]:

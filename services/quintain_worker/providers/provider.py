@@ -13,6 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from quintain.apis.translation import objects
 from quintain.bus.base import Bus
 from quintain.config.targets import AnthropicTarget, OpenAITarget, PydanticAITarget
 from quintain.contracts.agents import AgentStep, Continuation, StepsCut
@@ -69,6 +70,24 @@ class ProviderAnswer:
     steps_cut: StepsCut | None = None
     continuation: Continuation | None = None
     holds_conversation: bool = False
+
+    @property
+    def has_empty_usage(self) -> bool:
+        """Whether its token counts say nothing: servers that count nothing say 0, which would be free."""
+        usage = self.token_usage
+        if not isinstance(usage, TokenUsage):
+            return False
+        return usage.input <= 0 or (usage.output <= 0 and self._has_content())
+
+    def _has_content(self) -> bool:
+        if self.body is None:
+            return bool(self.text or self.output)
+        for choice in objects(self.body.get("choices")):
+            message = choice.get("message")
+            said = message if isinstance(message, dict) else {"text": choice.get("text")}
+            if any(value for name, value in said.items() if name != "role"):
+                return True
+        return bool(self.body.get("content") or self.body.get("output"))
 
 
 class Billing(StrEnum):
