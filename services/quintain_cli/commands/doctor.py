@@ -17,6 +17,7 @@ from quintain.bus.rabbit_declarations import DeclarationStatus, inspect_broker
 from quintain.contracts.message import MAX_BODY_BYTES, Message
 from quintain.errors import BudgetUnavailable, BusError, ConfigError
 from quintain.fleet.fleet_figures import FleetFigures
+from quintain.fleet.tables import provider_trouble
 from quintain.settings import Settings, environment, read_settings, secret_file_paths, without_password
 from quintain.topology import METADATA_TOPOLOGY, SETTLE_QUEUE, Exchange, Queue, target_topology
 from quintain_cli.broker_checks import (
@@ -216,9 +217,12 @@ def check_services(figures: FleetFigures) -> Iterator[DoctorCheck]:
     told: tuple[tuple[CheckVerdict, Sequence[str]], ...] = (
         *(("fail", figures.problems), ("warn", figures.warnings), ("note", figures.notes)),
     )
+    troubles = {"; ".join(trouble): trouble for quota in figures.quotas if (trouble := provider_trouble(quota))}
     for verdict, texts in told:
         for text in texts:
-            yield DoctorCheck(what="services", verdict=verdict, says=text, mend="`quintain status` lists them")
+            what = "provider" if text in troubles else "services"
+            says, mend = troubles.get(text, (text, "`quintain status` lists them"))
+            yield DoctorCheck(what=what, verdict=verdict, says=says, mend=mend)
     if not figures.problems and not figures.warnings:
         yield DoctorCheck(what="services", verdict="ok", says=f"{figures.answering} answer")
 

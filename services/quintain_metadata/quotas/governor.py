@@ -127,7 +127,7 @@ class Governor:
     def configure(self, now: float, quota_id: str, terms: Iterable[QuotaTerms]) -> None:
         """Take over a quota's terms; where several workers or an administrator name others, the smallest counts.
 
-        What runs goes on. A key that was refused counts as one that was not tried.
+        What runs goes on. A key that was refused counts as one that was not tried, as does a path that was not found.
         """
         smallest = smallest_terms(terms)
         quota = self._quotas.get(quota_id)
@@ -136,6 +136,8 @@ class Governor:
             return
         quota.limits.configure(smallest)
         quota.refused.clear()
+        out = quota.outages.out_targets()
+        quota.failures = {target: failure for target, failure in quota.failures.items() if target in out}
 
     def drop(self, quota_id: str) -> None:
         """Forget a quota that another service owns by now, with its calls."""

@@ -252,7 +252,7 @@ def wait_line(quota: QuotaState, *, trials: int, give_up_seconds: float, now: da
     else:
         return _line_text(quota)
     probe = f", next probe in {duration(min(out.values()))}" if out else ""
-    why = "" if quota.reason is None else f"; the last: {quota.reason}"
+    why = "" if quota.failure is None else f"; the last: {quota.failure.words}"
     limit = f"--give-up-after {option_time(give_up_seconds)}"
     return f"{who} has not answered{since}, {trials:,} trials wait{probe}; {limit}{why}"
 

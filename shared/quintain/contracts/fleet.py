@@ -16,7 +16,7 @@ from pydantic import Field, FiniteFloat
 
 from quintain.contracts.ledger import Milliseconds
 from quintain.contracts.message import Message, StrictMessage
-from quintain.contracts.quota import MAX_IN_FLIGHT, MAX_PER_MINUTE, TryFailure
+from quintain.contracts.quota import MAX_IN_FLIGHT, MAX_PER_MINUTE, FailureCause, TryFailure
 from quintain.contracts.session import CostUsage, RegisteredWorker, SessionState
 from quintain.contracts.values import Count, Id, TargetName, Text
 
@@ -128,13 +128,15 @@ class QuotaState(Message):
     differs: bool | None = None
 
     @property
-    def reason(self) -> str | None:
-        """The words of the failure for which calls wait: of a target that is out, else of any; None where none do."""
-        failures = self.failures or {}
-        if not (self.out_targets or self.refused or self.paused_ms):
-            return None
-        first = min(failures, key=lambda target: (target not in (self.out_targets or {}), target), default=None)
-        return None if first is None else failures[first].words
+    def failure(self) -> TryFailure | None:
+        """Why its calls wait or are not found: of a target that is out, else of any; None where they go on."""
+        out, waits = self.out_targets or {}, self.out_targets or self.refused or self.paused_ms
+        found = [
+            (target not in out, target, failure)
+            for target, failure in (self.failures or {}).items()
+            if waits or failure.cause is FailureCause.NOT_FOUND
+        ]
+        return min(found, default=(True, "", None))[2]
 
 
 class QuotaList(Message):

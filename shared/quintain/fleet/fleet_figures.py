@@ -11,6 +11,7 @@ from pydantic import Field
 
 from quintain.contracts.fleet import BUCKET_BASE, CallCounts, QuotaState
 from quintain.contracts.message import Message
+from quintain.contracts.quota import FailureCause
 from quintain.contracts.session import CostUsage, SessionState
 
 #: The provider of targets that hosts lease; they are not called through a queue.
@@ -125,7 +126,8 @@ class QuotaStatus(Message):
 
     ``last_cut_cause`` is which limit was lowered at ``last_cut_at``: ``in_flight`` or ``rate``. ``out_targets`` are the
     targets that do not answer, each with the time at which it is tried next. ``reason`` is why one has no answer: its
-    URL and what its provider or the system said. ``estimated_seconds`` is how long the last waiting call waits.
+    URL and what its provider or the system said, and ``cause`` what mends that. ``estimated_seconds`` is how long the
+    last waiting call waits.
     ``is_different``: workers name different limits, of which the smallest count.
     """
 
@@ -146,6 +148,7 @@ class QuotaStatus(Message):
     out_since: int | None = None
     out_targets: dict[str, int] = Field(default_factory=dict)
     reason: str | None = None
+    cause: FailureCause | None = None
     is_different: bool = False
 
     @classmethod
@@ -156,7 +159,7 @@ class QuotaStatus(Message):
             # To the second: figures that tell the same are to be equal.
             return None if relative_ms is None else round((now_ms + relative_ms) / 1000) * 1000
 
-        cut = state.last_cut
+        cut, failure = state.last_cut, state.failure
         condition = QuotaCondition.OPEN if state.paused_ms is None else QuotaCondition.PAUSED
         if state.out_ms is not None:
             condition = QuotaCondition.OUT
@@ -173,7 +176,8 @@ class QuotaStatus(Message):
             last_cut_at=None if cut is None else at(-cut.ago_ms),
             last_cut_cause=None if cut is None else cut.cause,
             out_since=None if state.out_ms is None else at(-state.out_ms),
-            reason=state.reason,
+            reason=None if failure is None else failure.words,
+            cause=None if failure is None else failure.cause,
             is_different=bool(state.differs),
         )
 

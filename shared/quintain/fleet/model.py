@@ -22,7 +22,6 @@ from quintain.fleet.fleet_figures import (
     CallSums,
     CallWindow,
     FleetFigures,
-    QuotaCondition,
     QuotaStatus,
     ServiceFigures,
     TargetCondition,
@@ -32,7 +31,7 @@ from quintain.fleet.fleet_figures import (
     WorkerFigures,
     percentiles,
 )
-from quintain.fleet.tables import duration, time_of_day
+from quintain.fleet.tables import duration, named, provider_trouble
 
 #: A service that has not answered for so long, while it is asked every half a second, is silent.
 SILENT_SECONDS = 1.25
@@ -46,8 +45,8 @@ EVENTS_SECONDS = 5.0
 #: Workers of a target may differ for so long, as they do while they are replaced one after the other, in ms.
 ROLLING_UPDATE_MS = 600_000
 
-#: So many characters of a fingerprint are shown, and so many targets are named in one problem.
-FINGERPRINT_CHARACTERS, MAX_NAMED = 8, 5
+#: So many characters of a fingerprint are shown.
+FINGERPRINT_CHARACTERS = 8
 
 _DRAINING = frozenset({DrainState.REQUESTED, DrainState.DRAINING, DrainState.DRAINED})
 
@@ -333,8 +332,7 @@ class FleetModel:
             yield "No metadata service answers: start one with `quintain serve metadata`"
         unserved = [target.name for target in targets if target.workers == 0]
         if unserved:
-            shown = ", ".join(unserved[:MAX_NAMED]) + (", …" if len(unserved) > MAX_NAMED else "")
-            yield f"No worker that answers serves {shown}: {_START_WORKER}"
+            yield f"No worker that answers serves {named(unserved)}: {_START_WORKER}"
         elif not answering & {"worker", "host"}:
             yield f"No worker answers: {_START_WORKER}"
 
@@ -367,15 +365,10 @@ def _silent(workers: Iterable[WorkerFigures]) -> Iterable[str]:
 def _waits(quotas: Iterable[QuotaStatus]) -> Iterable[str]:
     """What is wrong with quotas: their providers, and what workers say of them."""
     for quota in quotas:
-        targets = ", ".join(quota.targets[:MAX_NAMED]) + (", …" if len(quota.targets) > MAX_NAMED else "")
-        why = "" if quota.reason is None else f": {quota.reason}"
-        if quota.condition is QuotaCondition.REFUSED:
-            yield f"The provider refuses the key of quota {quota.name} ({targets}) until it is replaced{why}"
-        elif quota.out_since is not None:
-            since = time_of_day(quota.out_since)
-            yield f"Quota {quota.name} ({targets}) has had no answer since {since}, and {quota.waiting} calls wait{why}"
+        if (trouble := provider_trouble(quota)) is not None:
+            yield "; ".join(trouble)
         if quota.is_different:
-            yield f"Workers name different limits of quota {quota.name} ({targets}): the smallest count"
+            yield f"Workers name different limits of quota {quota.name} ({named(quota.targets)}): the smallest count"
 
 
 def _difference(target: TargetFigures) -> str:

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from quintain.contracts.money import dollars_text, picodollars
+from quintain.contracts.quota import FailureCause
 from quintain.fleet.fleet_figures import (
     BudgetFigures,
     FleetFigures,
@@ -29,6 +30,9 @@ NOTHING = "-"
 #: So many codes of errors are named.
 MAX_CODES = 3
 
+#: So many targets are named in a sentence.
+MAX_NAMED = 5
+
 _UNITS_MS = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1000, "s"))
 
 
@@ -45,6 +49,11 @@ def duration(milliseconds: float | None) -> str:
 def times(percentiles: Percentiles | None) -> str:
     """The median and the 95th percentile."""
     return NOTHING if percentiles is None else f"{duration(percentiles.p50)} / {duration(percentiles.p95)}"
+
+
+def named(names: Sequence[str]) -> str:
+    """The first of these names."""
+    return ", ".join(names[:MAX_NAMED]) + (", …" if len(names) > MAX_NAMED else "")
 
 
 def format_count(number: int, noun: str) -> str:
@@ -231,6 +240,31 @@ def _quota_state(quota: QuotaStatus) -> Cell:
     if quota.out_targets:
         return Cell(f"no answer of {', '.join(sorted(quota.out_targets))}{probes}", "in-doubt", quota.reason or "")
     return Cell("open", "passed")
+
+
+#: What mends a provider that does not answer.
+_MENDS: Final = {
+    FailureCause.WRONG_ADDRESS: "correct base_url (url of an agent), or the name or the certificate there",
+    FailureCause.NOT_TAKEN: "start what serves there, or correct base_url (url of an agent)",
+    FailureCause.NOT_FOUND: "correct base_url, which ends in /v1 at most servers, or model",
+}
+
+
+def provider_trouble(quota: QuotaStatus) -> tuple[str, str] | None:
+    """Return what is wrong with the provider of a quota, in a sentence, and what mends it; None where nothing is."""
+    mend = "calls go on when it answers" if quota.cause is None else _MENDS[quota.cause]
+    who, waiting = f"quota {quota.name} ({named(quota.targets)})", f"{quota.waiting} calls wait"
+    if quota.condition is QuotaCondition.REFUSED:
+        text, mend = f"The provider refuses the key of {who}", "replace the key, and restart the workers"
+    elif quota.out_since is not None:
+        text = f"Q{who[1:]} has had no answer since {time_of_day(quota.out_since)}, and {waiting}"
+    elif quota.out_targets:
+        text = f"Q{who[1:]} has no answer of {named(sorted(quota.out_targets))}, and {waiting}"
+    elif quota.cause is not None:
+        text = f"The provider of {who} knows no such path or model"
+    else:
+        return None
+    return text if quota.reason is None else f"{text}: {quota.reason}", mend
 
 
 _CUTS: Final = {"in_flight": "calls in flight", "rate": "rate"}

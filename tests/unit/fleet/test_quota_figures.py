@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from quintain.contracts.fleet import QuotaCut, QuotaList, QuotaState
-from quintain.contracts.quota import TryFailure
+from quintain.contracts.quota import FailureCause, TryFailure
 from quintain.fleet.fleet_figures import FleetFigures, QuotaCondition, QuotaStatus
 from quintain.fleet.model import FleetModel
 from quintain.fleet.tables import fleet_tables, quota_table
+from quintain_cli.commands.doctor import check_services
 
 NOW_MS = 1_700_000_000_400
 
@@ -95,6 +96,32 @@ def test_a_row_and_a_warning_have_the_reason_for_which_calls_wait(fields: dict[s
     assert all("Connection refused" in warning for warning in told.warnings)
     (quiet,) = quota_table(figures_of(quota(failures=failures)).quotas).rows
     assert quiet.cells[1].under == ""
+
+
+@pytest.mark.parametrize(
+    ("cause", "fields", "mend"),
+    [
+        (FailureCause.NOT_TAKEN, {"out_ms": 10, "out_targets": {"small": 5}}, "base_url"),
+        (FailureCause.WRONG_ADDRESS, {"out_targets": {"small": 5}}, "base_url"),
+        (FailureCause.NOT_FOUND, {}, "/v1"),
+        (None, {"refused": True}, "key"),
+    ],
+)
+def test_the_doctor_names_a_provider_in_trouble_with_its_url_and_the_mend(
+    cause: FailureCause | None, fields: dict[str, object], mend: str
+) -> None:
+    failures = {"small": TryFailure(words="it said so (http://x, HTTP 404)", cause=cause)}
+    found = [
+        check for check in check_services(figures_of(quota(failures=failures, **fields))) if check.what == "provider"
+    ]
+    (check,) = found
+    assert (check.verdict, "http://x, HTTP 404" in check.says) == ("warn", True)
+    assert mend in (check.mend or "")
+
+
+def test_a_target_that_failed_once_is_no_trouble() -> None:
+    failures = {"small": TryFailure(words="HTTP 500"), "large": TryFailure(words="no", cause=FailureCause.NOT_TAKEN)}
+    assert figures_of(quota(failures=failures)).warnings == []
 
 
 def test_the_quotas_are_a_table_of_the_fleet() -> None:

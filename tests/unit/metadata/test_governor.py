@@ -272,6 +272,16 @@ def test_why_a_target_had_no_answer_is_told_until_it_answers_also_by_the_next_ow
         is_good = attempt_id == "c"
         on.end(1, attempt_id, ANSWERED if is_good else TryReport(outcome=TryOutcome.FAILED, failure=failure))
     next_owner = governor()
+    not_found = TryReport(outcome=TryOutcome.ANSWERED, failure=TryFailure(words="404", cause=FailureCause.NOT_FOUND))
+    wait(on, "e", target="good")
+    (attempt_id,) = granted(on, 1)
+    on.end(1, attempt_id, not_found)
+    assert set(figures(on, 1).failures) == {"bad", "good"}
+    on.configure(1, "key", [QuotaTerms(max=255)])
+    assert figures(on, 1).failures == {}, "a worker that was started anew may have another path"
+    wait(on, "f", target="bad")
+    (attempt_id,) = granted(on, 1)
+    on.end(1, attempt_id, TryReport(outcome=TryOutcome.FAILED, failure=failure))
     next_owner.restore(2, 1, "key", json.loads(json.dumps(on.save(1, "key"))))
     for each in (on, next_owner):
         assert figures(each, 2).failures == {"bad": failure}

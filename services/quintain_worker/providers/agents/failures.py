@@ -38,7 +38,13 @@ LOST_CONVERSATION = FailureKind(
     ConversationLost, "does not know the conversation any more", Billing.UNBILLED, outcome=TryOutcome.ANSWERED
 )
 _REFUSED = FailureKind(TargetUnavailable, "refused the credentials", Billing.UNBILLED, outcome=TryOutcome.REFUSED)
-_NOT_FOUND = FailureKind(_CHARGED, "has no such path or method", Billing.BILLED, outcome=TryOutcome.ANSWERED)
+_NOT_FOUND = FailureKind(
+    _CHARGED,
+    "has no such path or method",
+    Billing.BILLED,
+    outcome=TryOutcome.ANSWERED,
+    cause=FailureCause.NOT_FOUND,
+)
 _THROTTLED = FailureKind(
     Throttled, "asked to slow down", Billing.UNBILLED, retryable=True, outcome=TryOutcome.THROTTLED
 )
