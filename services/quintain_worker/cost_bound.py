@@ -13,9 +13,10 @@ Anthropic's table of system prompt tokens of tool use, of which the largest has 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
+from quintain.config.nested_models import TargetChildSession
 from quintain.config.prices import Price, PriceTier
 from quintain.config.program_targets import ProgramTarget
 from quintain.config.targets import ModelTarget, PydanticAITarget, TargetConfig, TargetTarget
@@ -168,7 +169,7 @@ class CostRule:
     @classmethod
     def of_target(cls, name: str, target: TargetConfig, price: Price | None) -> CostRule:
         """Return the rule of a configured target."""
-        child = target.child_session if isinstance(target, ProgramTarget | TargetTarget) else None
+        child = _child_session(target)
         if price is None:
             return cls(name=name, fixed=CostBound(None, f"its price is not known; set targets.{name}.price"))
         if not isinstance(target, ModelTarget):
@@ -266,6 +267,40 @@ class CostRule:
         output = max(limits) * asked.questions
         amount = picodollars(self.price.most(tokens, output, for_an_hour=for_an_hour))
         return CostBound(amount, is_estimate=is_estimate)
+
+
+def cost_rules(targets: Mapping[str, TargetConfig], prices: Mapping[str, Price | None]) -> dict[str, CostRule]:
+    """Return the rules of configured targets. One whose child session calls a target without a bound has none itself:
+    under a limit its calls would be charged, and those that it makes refused.
+    """
+    rules = {name: CostRule.of_target(name, target, prices.get(name)) for name, target in targets.items()}
+    found = dict(rules)
+    for name in targets:
+        if (problem := _child_problem(name, targets, rules, {name})) is not None:
+            found[name] = replace(rules[name], fixed=CostBound(None, problem))
+    return found
+
+
+def _child_problem(
+    name: str, targets: Mapping[str, TargetConfig], rules: Mapping[str, CostRule], seen: set[str]
+) -> str | None:
+    """Return why what this target calls, itself or through others, has no bound; None where nothing is known of it."""
+    child = _child_session(targets[name])
+    for callee in () if child is None else child.targets:
+        if callee in seen or callee not in rules:
+            continue
+        seen.add(callee)
+        terms = rules[callee].terms()
+        problem = terms.problem or f"its answers have no limit; set targets.{callee}.max_tokens, or output_estimate"
+        if terms.bound(0) is None:
+            return f"its child session calls {callee}, and {problem}"
+        if (deeper := _child_problem(callee, targets, rules, seen)) is not None:
+            return deeper
+    return None
+
+
+def _child_session(target: TargetConfig) -> TargetChildSession | None:
+    return target.child_session if isinstance(target, ProgramTarget | TargetTarget) else None
 
 
 class _PricedRequest(NamedTuple):

@@ -33,7 +33,7 @@ from quintain_worker.admissions import AdmissionClient
 from quintain_worker.consumer import TargetConsumer
 from quintain_worker.context import WorkerContext
 from quintain_worker.conversations import ConversationProvider, TurnQueue
-from quintain_worker.cost_bound import CostRule
+from quintain_worker.cost_bound import cost_rules
 from quintain_worker.inflight import InflightCalls
 from quintain_worker.instrumented_provider import InstrumentedProvider
 from quintain_worker.lease import WorkerLease
@@ -299,7 +299,7 @@ async def run_worker(  # noqa: PLR0913 -- what starts a service takes what that 
     provider_context = ProviderContext(config.folder, command_env, bus, timings, agent_urls)
     fingerprints = target_fingerprints(resolved.targets, config.folder, command_env)
     prices = {name: target_price(target) for name, target in resolved.targets.items()}
-    rules = {name: CostRule.of_target(name, target, prices[name]) for name, target in resolved.targets.items()}
+    rules = cost_rules(resolved.targets, prices)
     cards = [card_of(name, one, config.quotas, rules[name].terms()) for name, one in resolved.targets.items()]
     served_targets = {
         name: WorkerTarget(

@@ -23,7 +23,7 @@ from quintain_runner.spec.comparing_graders import SimilarGrader
 from quintain_runner.spec.evaluation import Evaluation
 from quintain_runner.spec.graders import judge_target_of, judges_of, single_graders
 from quintain_runner.spec.judge_graders import JudgeGrader
-from quintain_worker.cost_bound import CostRule
+from quintain_worker.cost_bound import cost_rules
 
 #: What a request has besides its question, in bytes, about.
 _REQUEST_BYTES = 50
@@ -56,9 +56,8 @@ def configured_costs(found: Inspection) -> dict[str, CostTerms]:
     """What calls of the configured targets can cost at most."""
     if found.config is None:
         return {}
-    targets = {name: target for name, target in found.config.targets.items() if name in found.called_targets}
-    prices = known_prices(targets)
-    return {name: CostRule.of_target(name, target, prices.get(name)).terms() for name, target in targets.items()}
+    rules = cost_rules(found.config.targets, known_prices(found.config.targets))
+    return {name: rule.terms() for name, rule in rules.items() if name in found.called_targets}
 
 
 def inspect_cost_limit(found: Inspection, costs: Mapping[str, CostTerms]) -> CostLimitCheck | None:

@@ -157,8 +157,8 @@ def _target_lines(report: RunReport) -> Iterator[_ReportLine]:
     """The lines of the table of the targets.
 
     The calls, the tokens and the cost of a line are those of the same calls: the calls of the target, as the ledger
-    counts them. The calls of targets that only graders ask have a line of their own. With several prompts, or without a
-    known cost, the calls and tokens are those of the line's rows, graders included.
+    counts them. Targets that only graders, agents or simulated users ask have lines of their own. With several prompts,
+    or without a known cost, the calls and tokens are those of the line's rows, graders included.
     """
     columns = report.summary.per_target
     called = column_usage(report.bill, columns)
@@ -176,7 +176,8 @@ def _target_lines(report: RunReport) -> Iterator[_ReportLine]:
         return
     for name, usage in report.bill.targets.items():
         if name not in asked:
-            yield _ReportLine(name=f"{name} (graders)", usage=LineUsage.of(usage), cost=cost_text(usage.cost))
+            called_by = report.bill.role_text(name)
+            yield _ReportLine(name=f"{name} ({called_by})", usage=LineUsage.of(usage), cost=cost_text(usage.cost))
 
 
 def _stale_note(count: int) -> str:

@@ -50,6 +50,7 @@ class CallRole(StrEnum):
 class Bill(Message):
     """What calls took in all, by target, by grader and by role.
 
+    ``target_roles`` are what the calls of each target are for.
     ``is_complete``: no call of an earlier session is missing. ``cache_saved_usd`` is what the caches of providers with
     known prices saved, less than 0 where writing to them cost more; None where none was used. ``wrong_bounds`` are the
     targets of which a try cost so many US dollars more than was reserved for it. ``is_soft``: under a limit in money
@@ -60,6 +61,7 @@ class Bill(Message):
     targets: dict[str, Usage] = Field(default_factory=dict)
     graders: dict[str, Usage] = Field(default_factory=dict)
     roles: dict[CallRole, Usage] = Field(default_factory=dict)
+    target_roles: dict[str, list[CallRole]] = Field(default_factory=dict)
     is_complete: bool = True
     cache_saved_usd: float | None = None
     wrong_bounds: dict[str, float] = Field(default_factory=dict)
@@ -71,11 +73,14 @@ class Bill(Message):
     ) -> Bill:
         """The bill of these lines."""
         total, targets, graders, roles = Usage(), dict[str, Usage](), dict[str, Usage](), dict[CallRole, Usage]()
+        target_roles = dict[str, list[CallRole]]()
         for line in lines:
             total += line
             targets[line.target] = targets.get(line.target, Usage()) + line
             role = CallRole.of(line.grader)
             roles[role] = roles.get(role, Usage()) + line
+            if role not in target_roles.setdefault(line.target, []):
+                target_roles[line.target].append(role)
             if line.grader is not None and role is CallRole.JUDGE:
                 graders[line.grader] = graders.get(line.grader, Usage()) + line
         return cls(
@@ -83,9 +88,16 @@ class Bill(Message):
             targets=targets,
             graders=graders,
             roles=roles,
+            target_roles=target_roles,
             is_complete=is_complete,
             cache_saved_usd=_cache_saved(targets, prices),
         )
+
+    def role_text(self, target: str) -> str:
+        """Who asks this target, in words: those of a run before it told that are called graders."""
+        names = {CallRole.AGENT: AGENTS, CallRole.USER: SIMULATED_USER, CallRole.ASKED: "asked"}
+        roles = self.target_roles.get(target, [CallRole.JUDGE])
+        return ", ".join(names.get(role, "graders") for role in roles)
 
     def with_info(self, info: Info | None) -> Bill:
         """The bill, with what the session of its last calls says of their limit in money."""

@@ -426,3 +426,15 @@ async def test_a_judge_of_a_case_that_judges_its_own_answers_is_a_warning(tmp_pa
     found = await inspect(write_evaluation(tmp_path, EXACT, cases=cases))
     (warning,) = [line for line in found.warnings if "judge its own answers" in line]
     assert "cases.jsonl: graders (llm-judge)" in warning
+
+
+async def test_a_limit_in_money_is_refused_over_an_agent_that_calls_a_target_without_a_bound(tmp_path: Path) -> None:
+    model = {"provider": "openai", "model": "m", "base_url": "http://127.0.0.1:1/v1"}
+    agent = {"provider": "command", "protocol": "jsonl", "command": ["python"], "child_session": {"targets": ["gpt"]}}
+    price = {"input_per_million": 1, "output_per_million": 10}
+    for limited, problems in (({}, 1), ({"max_tokens": 9}, 0)):
+        targets = {"bot": agent, "gpt": {**model, "price": price, **limited}}
+        options = RunOptions(path=write_evaluation(tmp_path, targets=targets), max_cost_usd=0.5)
+        report = await check_evaluation(options, read_settings({}))
+        assert len(report.problems) == problems, report.problems
+        assert all("targets.gpt.max_tokens" in problem for problem in report.problems)

@@ -211,16 +211,20 @@ def test_the_cost_of_a_target_is_that_of_its_column_where_it_has_one(tmp_path: P
     lines = (
         UsageLine(target="bot", calls=1, tries=1, cost=CostUsage(spent_usd=2.0)),
         UsageLine(target="judge", grader="j", calls=3, tries=3, cost=CostUsage(spent_usd=0.5)),
+        UsageLine(target="gpt", grader="agents", calls=1, tries=1, cost=CostUsage(spent_usd=1.0)),
+        UsageLine(target="sim", grader="simulated user", calls=1, tries=1, cost=CostUsage(spent_usd=1.0)),
+        UsageLine(target="sim", grader="j", calls=1, tries=1, cost=CostUsage(spent_usd=2.0)),
     )
+    others = [("judge (graders)", "$0.5000"), ("gpt (agents)", "$1.00"), ("sim (simulated user, graders)", "$3.00")]
     for prompts, costs in (
-        (["a"], [("bot · a", "$2.00"), ("judge (graders)", "$0.5000")]),
+        (["a"], [("bot · a", "$2.00"), *others]),
         (["a", "b"], [("bot · a", "-"), ("bot · b", "-")]),
     ):
         columns = [f"bot · {prompt}" for prompt in prompts]
         rows = [graded_row("1", 1.0).with_fields(prompt=prompt) for prompt in prompts]
         (sheet, *_) = run_tables(write_results(tmp_path / columns[-1], rows, targets=columns, bill=Bill.of(lines)))
         assert [(row[0], row[-1]) for row in sheet.rows] == costs
-        assert (sheet.total or ())[-1] == "$2.50"
+        assert (sheet.total or ())[-1] == "$6.50"
 
 
 def test_names_in_a_table_steer_no_terminal() -> None:

@@ -16,7 +16,7 @@ from quintain.config.targets import TARGET_MODELS
 from quintain.contracts.api_request import ApiName, ApiRequest, json_text
 from quintain.contracts.invoke import InvokeRequest, TokenUsage
 from quintain.contracts.money import picodollars
-from quintain_worker.cost_bound import ADDED_TOKENS, ADDED_TOKENS_WITH_TOOLS, CostBound, CostRule
+from quintain_worker.cost_bound import ADDED_TOKENS, ADDED_TOKENS_WITH_TOOLS, CostBound, CostRule, cost_rules
 
 PRICE = {"input_per_million": 1, "output_per_million": 10}
 VECTORS = {"input_per_million": 1, "output_per_million": 0}
@@ -305,3 +305,27 @@ def test_what_a_call_of_an_agent_can_cost_is_told_with_its_own_calls() -> None:
     hosted = rule(provider="target", model=None, base_url=None, child_session=child, price={"per_call": 0.5})
     assert hosted.bound(InvokeRequest(question="hi"), 100).amount == picodollars(0.5)
     assert hosted.terms().bound(100) == picodollars(0.75)
+
+
+def test_an_agent_has_no_bound_where_what_it_calls_through_others_has_none() -> None:
+    def agent(*callees: str) -> dict[str, Any]:
+        return {"provider": "target", "price": {"per_call": 0.5}, "child_session": {"targets": [*callees]}}
+
+    unbound = {"provider": "openai", "model": "m", "base_url": "http://localhost/v1", "price": PRICE}
+    fields = {
+        "bound": {**unbound, "max_tokens": 9},
+        "unbound": unbound,
+        "priceless": {**unbound, "price": None, "max_tokens": 9},
+        "well": agent("bound", "elsewhere"),
+        "ill": agent("bound", "unbound"),
+        "poor": agent("priceless"),
+        "deep": agent("ill"),
+        "round": agent("round", "well"),
+    }
+    targets = {name: TARGET_MODELS[each["provider"]].model_validate(each) for name, each in fields.items()}
+    rules = cost_rules(targets, {name: target_price(target) for name, target in targets.items()})
+    told = {name: (rule.terms().bound(0) is not None, rule.terms().problem or "") for name, rule in rules.items()}
+    assert [name for name, (is_bound, _) in told.items() if is_bound] == ["bound", "well", "round"]
+    assert "targets.unbound.max_tokens" in told["ill"][1]
+    assert "targets.priceless.price" in told["poor"][1]
+    assert "targets.unbound.max_tokens" in told["deep"][1]
