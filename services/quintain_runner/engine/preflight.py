@@ -26,12 +26,7 @@ from quintain_runner.engine.cost_limit import CostLimitCheck, configured_costs, 
 from quintain_runner.engine.estimate import EstimateInput, RunEstimate, estimate_run
 from quintain_runner.engine.judges import agents_of, judge_prompts, judge_targets_of, unknown_of_fleet
 from quintain_runner.engine.requirements import check_turns
-from quintain_runner.engine.run_settings import (
-    Inspection,
-    RunOptions,
-    RunSettings,
-    inspect_evaluation,
-)
+from quintain_runner.engine.run_settings import Inspection, RunOptions, RunSettings, inspect_evaluation
 from quintain_runner.plan.trials import max_grader_calls, request_of
 from quintain_runner.report.run_file import FILE_NAME, read_run
 from quintain_runner.spec.comparing_graders import PairwiseGrader

@@ -16,14 +16,7 @@ from quintain_runner.plan.changes import unchanged_grader_row
 from quintain_runner.plan.conversation import TrialConversation
 from quintain_runner.plan.trials import Trial
 from quintain_runner.results.answer import Answer, ConversationRow, steps_of_turns
-from quintain_runner.results.row import (
-    BUDGET_EXHAUSTED,
-    GraderRow,
-    Row,
-    RowCase,
-    RowError,
-    RowStatus,
-)
+from quintain_runner.results.row import BUDGET_EXHAUSTED, GraderRow, Row, RowCase, RowError, RowStatus
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,13 +17,7 @@ from pydantic import JsonValue
 from quintain.config.fingerprint import fingerprint_of
 from quintain.config.secrets import redact_secrets
 from quintain.contracts.invoke import NO_TOKENS, InvokeRequest, Result
-from quintain_runner.graders.base import (
-    GraderRunner,
-    GradingContext,
-    GradingResult,
-    PlannedCalls,
-    max_shown_bytes,
-)
+from quintain_runner.graders.base import GraderRunner, GradingContext, GradingResult, PlannedCalls, max_shown_bytes
 from quintain_runner.graders.calls import call_target
 from quintain_runner.graders.combined import single_runners
 from quintain_runner.graders.judge_request import build_judge_request, filled, parse_judgement, request_hash

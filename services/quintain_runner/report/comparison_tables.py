@@ -7,12 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from quintain.fleet.tables import format_count
 from quintain_runner.report.comparison import CaseChange, Comparison, Flip, MeasureComparison, TargetComparison
 from quintain_runner.report.text_table import TextTable
-from quintain_runner.statistics.analysis import (
-    format_score,
-    format_score_difference,
-    format_share_difference,
-    p_note,
-)
+from quintain_runner.statistics.analysis import format_score, format_score_difference, format_share_difference, p_note
 from quintain_runner.statistics.significance import Difference
 from quintain_runner.untrusted import plain_line
 

@@ -11,13 +11,7 @@ from pydantic import AliasChoices, Field, JsonValue, model_validator
 from quintain.contracts.values import Count
 from quintain.graders import Case
 from quintain_runner.spec.grader_options import GraderOptions, NonEmptyString, Tolerance
-from quintain_runner.spec.right_answers import (
-    DecimalMark,
-    answer_text,
-    parse_number,
-    right_answers,
-    unreadable_number,
-)
+from quintain_runner.spec.right_answers import DecimalMark, answer_text, parse_number, right_answers, unreadable_number
 from quintain_runner.spec.templates import parse_template
 from quintain_runner.untrusted import compile_pattern
 

@@ -23,22 +23,11 @@ from quintain_runner.statistics.frame import (
     build_tagged_frames,
     pair_frames,
 )
-from quintain_runner.statistics.inference import (
-    CONFIDENCE,
-    MeanEstimate,
-    mean_estimate,
-    mean_interval,
-    share_interval,
-)
+from quintain_runner.statistics.inference import CONFIDENCE, MeanEstimate, mean_estimate, mean_interval, share_interval
 from quintain_runner.statistics.jury_agreement import JuryStatistics, VoteFrame
 from quintain_runner.statistics.pairwise import ComparisonCollector, PairwiseStatistics
 from quintain_runner.statistics.reducers import reduce_cases
-from quintain_runner.statistics.significance import (
-    SIGNIFICANCE_LEVEL,
-    Difference,
-    SignificanceTest,
-    differences_of,
-)
+from quintain_runner.statistics.significance import SIGNIFICANCE_LEVEL, Difference, SignificanceTest, differences_of
 
 #: With more targets than this, the pairs of targets are not compared in the run record; use `quintain compare`.
 MAX_COMPARED_TARGETS = 12

@@ -11,13 +11,7 @@ from pydantic import Field
 
 from quintain.contracts.message import Message
 from quintain_runner.results.answer import is_none
-from quintain_runner.statistics.inference import (
-    Clusters,
-    Floats,
-    Interval,
-    bootstrap_interval,
-    share_interval,
-)
+from quintain_runner.statistics.inference import Clusters, Floats, Interval, bootstrap_interval, share_interval
 from quintain_runner.statistics.significance import Difference, differences_of
 
 

@@ -15,14 +15,7 @@ from quintain.contracts.message import Message
 from quintain_runner.results.pairwise import answer_hash
 from quintain_runner.results.row import Row
 from quintain_runner.statistics.frame import case_hash, clusters_by_case, trial_hash
-from quintain_runner.statistics.inference import (
-    Clusters,
-    Floats,
-    Interval,
-    MeanEstimate,
-    mean_estimate,
-    share_interval,
-)
+from quintain_runner.statistics.inference import Clusters, Floats, Interval, MeanEstimate, mean_estimate, share_interval
 from quintain_runner.statistics.significance import SignificanceTest, differences_of
 
 #: The prior of the Bradley-Terry order: so many ties of each target with an average one.

@@ -27,10 +27,7 @@ from quintain.config.targets import TARGET_MODELS, TargetConfig
 from quintain.config.yaml_file import read_yaml
 from quintain.contracts.values import TARGET_NAME_PATTERN, is_target_name
 from quintain.errors import ConfigError
-from quintain.settings import (
-    Settings,
-    with_secrets,
-)
+from quintain.settings import Settings, with_secrets
 
 #: Possible names of the configuration file, in order of precedence.
 FILE_NAMES = ("quintain.yaml", "agentv.config.yaml")
