@@ -11,10 +11,10 @@ from quintain.config.nested_models import NESTED_MODELS
 from quintain.config.quotas import QuotaConcurrency, QuotaConfig
 from quintain.config.targets import TARGET_MODELS
 from quintain.programs.sandbox import Sandbox
-from quintain_runner.spec.activity_graders import ExpectedToolCall
+from quintain_runner.spec.asking_graders import RubricCriterion
+from quintain_runner.spec.builtin_graders import ExpectedToolCall
 from quintain_runner.spec.evaluation import DatasetSpec, EvaluationSpec
 from quintain_runner.spec.graders import GRADER_KINDS, GraderCalls
-from quintain_runner.spec.judge_graders import RubricCriterion
 from quintain_runner.spec.prompts import PromptMessage, PromptSpec
 
 Fields = dict[str, dict[str, Any]]

@@ -35,8 +35,8 @@ from quintain_runner.report.run_report import RunReport
 from quintain_runner.results.labels import verdicts_of
 from quintain_runner.results.row import Row, RowKey
 from quintain_runner.results.store import all_current_rows, current_rows, open_results
-from quintain_runner.spec.judge_graders import ACTIVITY_SECTIONS, JudgeGrader
-from quintain_runner.statistics.label_agreement import (
+from quintain_runner.spec.asking_graders import ACTIVITY_SECTIONS, JudgeGrader
+from quintain_runner.statistics.judge_agreement import (
     JudgePair,
     LabelAgreement,
     LabeledVerdict,

@@ -16,7 +16,7 @@ import apsw
 
 from quintain_runner.results.row import Row, RowStatus
 from quintain_runner.spec.grader_options import required_repeats
-from quintain_runner.statistics.reducers import pass_at_k, pass_hat_k
+from quintain_runner.statistics.analysis import pass_at_k, pass_hat_k
 
 #: The file, beside ``results.jsonl``. It can be removed at any time: it is made again from the results.
 FILE_NAME: Final = "view.sqlite3"

@@ -13,7 +13,7 @@ from quintain_runner.report.text_table import TextTable
 from quintain_runner.results.labels import Chosen, Note, NoteKey, blind_labels, latest_notes, read_notes, verdicts_of
 from quintain_runner.results.row import Row
 from quintain_runner.results.store import key_hash
-from quintain_runner.statistics.label_agreement import LabeledVerdict, label_agreement
+from quintain_runner.statistics.judge_agreement import LabeledVerdict, label_agreement
 from quintain_view.index_reader import IndexReader, RowMoved, TrialEntry, open_index, read_rows, rows_of_case
 from quintain_view.index_schema import Outcome
 

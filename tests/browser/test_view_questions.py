@@ -14,7 +14,7 @@ from quintain.graders import Case
 from quintain_runner.graders.judge_request import build_judge_request, request_hash
 from quintain_runner.results.bill import Bill
 from quintain_runner.results.row import Answer, GraderRow, JudgeUsed, Row, RowCase, RowStatus
-from quintain_runner.spec.judge_graders import JudgeGrader
+from quintain_runner.spec.asking_graders import JudgeGrader
 from support.browser import ViewPage
 from support.command_line import CommandLine, command_line
 from support.results_folder import errored_row, graded_row, tool_step, write_results

@@ -15,7 +15,7 @@ from quintain.config.file_errors import validation_messages
 from quintain.config.yaml_file import parse_yaml
 from quintain.errors import ConfigError
 from quintain_cli.init.carried import FILE_PREFIX, At, CarriedCase, CarriedEvaluation, Found, JsonDict, mapping
-from quintain_cli.init.nunjucks import rendered
+from quintain_cli.init.prompts import rendered
 from quintain_cli.init.targets import add_provider
 from quintain_runner.graders.builtin import build_validator
 from quintain_runner.spec.grader_options import IS_DATA

@@ -11,7 +11,7 @@ from quintain.errors import ConfigError
 from quintain.graders import Case
 from quintain.runtime.text_files import InvalidLine
 from quintain_cli.init.carried import At, CarriedCase, CarriedEvaluation, JsonDict, unique
-from quintain_cli.init.nunjucks import paths_in, printed, renamed
+from quintain_cli.init.prompts import paths_in, printed, renamed
 from quintain_runner.plan.cases import case_from_fields, require_question
 from quintain_runner.spec.templates import parse_template
 

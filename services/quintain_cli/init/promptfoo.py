@@ -26,8 +26,7 @@ from quintain_cli.init.carried import (
     mapping,
     read_document,
 )
-from quintain_cli.init.nunjucks import resolved
-from quintain_cli.init.prompts import add_prompts
+from quintain_cli.init.prompts import add_prompts, resolved
 from quintain_cli.init.targets import add_providers
 
 _KNOWN = (

@@ -19,7 +19,7 @@ from quintain_runner.report.run_file import read_run
 from quintain_runner.results.counts import ANSWERED, NeededCalls
 from quintain_runner.results.row import Row, RowKey, column_name
 from quintain_runner.results.store import RESULTS_FILE_NAME, RowReader
-from quintain_runner.spec.comparing_graders import PairwiseGrader, SimilarGrader
+from quintain_runner.spec.asking_graders import PairwiseGrader, SimilarGrader
 from quintain_runner.spec.evaluation import Evaluation
 from quintain_runner.spec.graders import single_graders
 

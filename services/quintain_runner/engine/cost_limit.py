@@ -19,10 +19,9 @@ from quintain_runner.graders.base import PlannedCalls, max_shown_bytes
 from quintain_runner.graders.judge_request import judge_instructions
 from quintain_runner.graders.judge_sections import MARKS_CHARACTERS
 from quintain_runner.plan.trials import calling_graders
-from quintain_runner.spec.comparing_graders import SimilarGrader
+from quintain_runner.spec.asking_graders import JudgeGrader, SimilarGrader
 from quintain_runner.spec.evaluation import Evaluation
 from quintain_runner.spec.graders import judge_target_of, judges_of, single_graders
-from quintain_runner.spec.judge_graders import JudgeGrader
 from quintain_worker.cost_bound import cost_rules
 
 #: What a request has besides its question, in bytes, about.

@@ -20,10 +20,9 @@ from quintain_runner.plan.cases import token_count
 from quintain_runner.plan.dataset import DatasetStats
 from quintain_runner.plan.trials import CallsEstimate, calling_graders, estimate_dataset
 from quintain_runner.results.bill import SIMULATED_USER
-from quintain_runner.spec.comparing_graders import PairwiseGrader, SimilarGrader
+from quintain_runner.spec.asking_graders import JudgeGrader, PairwiseGrader, SimilarGrader
 from quintain_runner.spec.evaluation import Evaluation
 from quintain_runner.spec.graders import GraderSpec, judges_of, single_graders
-from quintain_runner.spec.judge_graders import JudgeGrader
 
 #: Approximate tokens of a judge's verdict.
 _VERDICT_TOKENS = 60

@@ -19,10 +19,9 @@ from quintain_runner.graders.judge_sections import attachments
 from quintain_runner.graders.pairwise import filled_prompt
 from quintain_runner.plan.dataset import DatasetStats
 from quintain_runner.plan.selection import FILLS_TEMPLATES, CaseRequirement
-from quintain_runner.spec.comparing_graders import PairwiseGrader
+from quintain_runner.spec.asking_graders import ACTIVITY_SECTIONS, JudgeGrader, PairwiseGrader
 from quintain_runner.spec.evaluation import Evaluation
 from quintain_runner.spec.graders import judges_of, single_graders
-from quintain_runner.spec.judge_graders import ACTIVITY_SECTIONS, JudgeGrader
 from quintain_runner.spec.templates import parse_template
 
 

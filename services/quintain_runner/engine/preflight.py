@@ -29,7 +29,7 @@ from quintain_runner.engine.requirements import check_turns
 from quintain_runner.engine.run_settings import Inspection, RunOptions, RunSettings, inspect_evaluation
 from quintain_runner.plan.trials import max_grader_calls, request_of
 from quintain_runner.report.run_file import FILE_NAME, read_run
-from quintain_runner.spec.comparing_graders import PairwiseGrader
+from quintain_runner.spec.asking_graders import PairwiseGrader
 from quintain_runner.spec.evaluation import Evaluation
 from quintain_runner.spec.graders import grader_kind
 

@@ -18,13 +18,12 @@ from quintain_runner.plan.cases import input_length, token_count
 from quintain_runner.plan.dataset import DatasetStats
 from quintain_runner.plan.selection import CaseRequirement
 from quintain_runner.plan.trials import check_targets_available, request_of
-from quintain_runner.spec.activity_graders import ToolCallsGrader
+from quintain_runner.spec.asking_graders import ANSWER_SECTIONS, OWN_SECTIONS, JudgeGrader
+from quintain_runner.spec.builtin_graders import ComparingGrader, ToolCallsGrader
 from quintain_runner.spec.evaluation import Evaluation, EvaluationSpec
 from quintain_runner.spec.graders import GraderSpec, grader_kind, single_graders
-from quintain_runner.spec.judge_graders import ANSWER_SECTIONS, OWN_SECTIONS, JudgeGrader
 from quintain_runner.spec.prompts import Prompt
 from quintain_runner.spec.templates import parse_template
-from quintain_runner.spec.text_graders import ComparingGrader
 
 #: The most bytes of JSON that one character of a text takes (``\u0001``).
 _MAX_BYTES_PER_CHARACTER = 6

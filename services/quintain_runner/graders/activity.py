@@ -13,7 +13,7 @@ from quintain.graders import Case
 from quintain_runner.graders.verdict import GraderError
 from quintain_runner.results.agent_steps import parsed, steps_of
 from quintain_runner.results.row import Check, GraderRow
-from quintain_runner.spec.activity_graders import (
+from quintain_runner.spec.builtin_graders import (
     CostGrader,
     ExpectedToolCall,
     LatencyGrader,

@@ -30,10 +30,9 @@ from quintain.errors import (
 from quintain_runner.plan.changes import RunFingerprints, reusable_grader_row
 from quintain_runner.plan.trials import Scoring, Trial
 from quintain_runner.results.row import GRADER_FAILED, GraderRow
-from quintain_runner.spec.comparing_graders import SimilarGrader
+from quintain_runner.spec.asking_graders import JudgeGrader, SimilarGrader
 from quintain_runner.spec.evaluation import Evaluation
 from quintain_runner.spec.graders import GraderSpec, judges_of
-from quintain_runner.spec.judge_graders import JudgeGrader
 
 #: Charged faults whose outcome is known: the provider answered, and the answer is of no use.
 ANSWERED_FAULTS = (Rejected, ReplyTooLarge)

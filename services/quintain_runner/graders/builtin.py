@@ -31,19 +31,22 @@ from quintain_runner.graders.base import GradingContext, GradingResult
 from quintain_runner.graders.verdict import GraderError
 from quintain_runner.plan.trials import Trial
 from quintain_runner.results.row import Check, GraderRow
-from quintain_runner.spec.activity_graders import CostGrader, LatencyGrader, TokensGrader, ToolCallsGrader
-from quintain_runner.spec.graders import BuiltinGrader
-from quintain_runner.spec.right_answers import EXACT, answer_text, numbers_in, same_json, unreadable_number
-from quintain_runner.spec.text_graders import (
+from quintain_runner.spec.builtin_graders import (
     ComparingGrader,
     ComparingTextGrader,
     ContainsJsonGrader,
+    CostGrader,
     EditDistanceGrader,
     ExactGrader,
     JsonSchemaGrader,
+    LatencyGrader,
     NumericGrader,
     RegexGrader,
+    TokensGrader,
+    ToolCallsGrader,
 )
+from quintain_runner.spec.graders import BuiltinGrader
+from quintain_runner.spec.right_answers import EXACT, answer_text, numbers_in, same_json, unreadable_number
 from quintain_runner.untrusted import (
     BACKTRACK_LIMIT,
     BacktrackLimitExceeded,

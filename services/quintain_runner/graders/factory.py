@@ -41,7 +41,8 @@ from quintain_runner.graders.program import ProgramGraderRunner, function_execut
 from quintain_runner.graders.similar import SimilarGraderRunner
 from quintain_runner.graders.subprocesses import GraderCommand, GraderProcessPool
 from quintain_runner.graders.verdict import GraderError
-from quintain_runner.spec.comparing_graders import PairwiseGrader, SimilarGrader
+from quintain_runner.spec.asking_graders import JudgeGrader, PairwiseGrader, SimilarGrader
+from quintain_runner.spec.builtin_graders import ContainsJsonGrader, JsonSchemaGrader
 from quintain_runner.spec.evaluation import Evaluation
 from quintain_runner.spec.grader_options import KEYS_WITHOUT_EFFECT
 from quintain_runner.spec.graders import (
@@ -56,9 +57,7 @@ from quintain_runner.spec.graders import (
     max_calls_of,
     parts_of,
 )
-from quintain_runner.spec.judge_graders import JudgeGrader
 from quintain_runner.spec.templates import parse_template
-from quintain_runner.spec.text_graders import ContainsJsonGrader, JsonSchemaGrader
 
 
 async def grader_fingerprints(

@@ -21,7 +21,7 @@ from quintain_runner.graders.judge_sections import DATA_RULES, attachments, mark
 from quintain_runner.graders.verdict import PASS_FIELDS, PASS_SCORE, GraderError, verdict_from_fields
 from quintain_runner.plan.conversation import TrialConversation
 from quintain_runner.results.row import Check, GraderRow, JudgeUsed, Row
-from quintain_runner.spec.judge_graders import ANSWER_SECTIONS, JudgeGrader, RubricCriterion
+from quintain_runner.spec.asking_graders import ANSWER_SECTIONS, JudgeGrader, RubricCriterion
 from quintain_runner.spec.templates import parse_template
 
 #: The most characters of an invalid reply that its error shows.

@@ -14,7 +14,7 @@ from quintain.graders import Case
 from quintain_runner.graders.activity import tool_calls_of
 from quintain_runner.plan.cases import expected_text
 from quintain_runner.results.agent_steps import steps_of
-from quintain_runner.spec.judge_graders import ANSWER_SECTIONS, JudgeGrader
+from quintain_runner.spec.asking_graders import ANSWER_SECTIONS, JudgeGrader
 from quintain_runner.spec.prompts import case_field
 
 #: What every judge is told of the sections; the same for all answers, so that providers can cache it.

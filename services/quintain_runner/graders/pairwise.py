@@ -43,7 +43,7 @@ from quintain_runner.plan.conversation import TrialConversation
 from quintain_runner.plan.trials import Trial
 from quintain_runner.results.pairwise import Choice, PairwiseRow, PairwiseVote, answer_hash
 from quintain_runner.results.row import BUDGET_EXHAUSTED, GRADER_FAILED, Check, GraderRow, Row
-from quintain_runner.spec.comparing_graders import PairwiseGrader
+from quintain_runner.spec.asking_graders import PairwiseGrader
 from quintain_runner.spec.templates import parse_template
 
 _DEFAULT_PROMPT: Final = "Two answers to the same task follow. Say which of them is better."

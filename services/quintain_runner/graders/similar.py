@@ -17,7 +17,7 @@ from quintain_runner.graders.calls import call_target
 from quintain_runner.graders.verdict import GraderError
 from quintain_runner.plan.trials import Trial
 from quintain_runner.results.row import GraderRow
-from quintain_runner.spec.comparing_graders import SimilarGrader
+from quintain_runner.spec.asking_graders import SimilarGrader
 from quintain_runner.spec.right_answers import answer_text
 
 

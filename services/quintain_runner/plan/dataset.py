@@ -32,15 +32,16 @@ from quintain.programs.program import (
 from quintain.programs.sandbox import Confinement
 from quintain.runtime.text_files import InvalidLine
 from quintain_runner.files import MAX_REPORTED_ERRORS, atomic_write
-from quintain_runner.plan.case_graders import OwnGraderStats, with_own_graders
 from quintain_runner.plan.cases import (
     EXAMPLE_LINE,
+    OwnGraderStats,
     ParsedRow,
     expected_text,
     input_length,
     parse_csv,
     parse_jsonl,
     require_question,
+    with_own_graders,
 )
 from quintain_runner.plan.conversation import most_asks, most_turns
 from quintain_runner.plan.selection import (

@@ -22,7 +22,7 @@ from quintain_runner.plan.conversation import TrialConversation, opening, planne
 from quintain_runner.plan.dataset import DatasetStats
 from quintain_runner.results.counts import ANSWERED
 from quintain_runner.results.row import GraderRow, Row, RowFingerprints, RowKey, RowStatus, column_name
-from quintain_runner.spec.comparing_graders import PairwiseGrader
+from quintain_runner.spec.asking_graders import PairwiseGrader
 from quintain_runner.spec.evaluation import Evaluation, EvaluationSpec
 from quintain_runner.spec.graders import CommandGrader, FunctionGrader, GraderSpec, ProgramGrader, max_calls_of
 from quintain_runner.spec.prompts import Prompt, case_field

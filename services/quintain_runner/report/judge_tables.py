@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from quintain_runner.report.text_table import TextTable
 from quintain_runner.statistics.analysis import MISSING, Analysis, format_p, format_score
 from quintain_runner.statistics.inference import MeanEstimate
-from quintain_runner.statistics.label_agreement import LabelAgreement, Rate
+from quintain_runner.statistics.judge_agreement import LabelAgreement, Rate
 from quintain_runner.statistics.pairwise import ComparedPair, PairwiseStatistics, PositionBias
 from quintain_runner.statistics.significance import SIGNIFICANCE_LEVEL
 

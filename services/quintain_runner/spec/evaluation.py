@@ -18,9 +18,9 @@ from quintain.contracts.session import Priority, Weight
 from quintain.contracts.values import Count, TargetName
 from quintain.programs.sandbox import SandboxOption
 from quintain.runtime.text_files import read_text
+from quintain_runner.spec.asking_graders import JudgeGrader
 from quintain_runner.spec.grader_options import NonEmptyString, Reducer, Reducers, SpecModel, required_repeats
 from quintain_runner.spec.graders import GRADER_MODELS, GraderSpec, column_names_of, named_graders
-from quintain_runner.spec.judge_graders import JudgeGrader
 from quintain_runner.spec.prompts import CASE_AS_IT_IS, Prompt, PromptField, PromptMessage, PromptSpec, load_prompts
 
 #: A value that ``where`` can compare a field with.

@@ -24,11 +24,9 @@ from quintain.contracts.session import DEFAULT_MAX_CALLS
 from quintain.contracts.values import Count, TargetName
 from quintain.programs.sandbox import SandboxOption
 from quintain_runner.results.row import criterion_name
-from quintain_runner.spec.activity_graders import ActivityGrader, ExpectedToolCall
-from quintain_runner.spec.comparing_graders import PairwiseGrader, SimilarGrader
+from quintain_runner.spec.asking_graders import JudgeGrader, PairwiseGrader, RubricCriterion, SimilarGrader
+from quintain_runner.spec.builtin_graders import ActivityGrader, ExpectedToolCall, TextGrader
 from quintain_runner.spec.grader_options import GraderOptions, NonEmptyString, Seconds, SpecModel
-from quintain_runner.spec.judge_graders import JudgeGrader, RubricCriterion
-from quintain_runner.spec.text_graders import TextGrader
 
 #: Default timeout of one execution of a command or function grader, in seconds; the same as AgentV's.
 DEFAULT_TIMEOUT_SECONDS = 120.0

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from quintain_runner.results.row import Row, RowStatus
 from quintain_runner.results.store import key_hash
 from quintain_runner.statistics.inference import Clusters, Floats
-from quintain_runner.statistics.jury_agreement import VoteFrame, VoteTable
+from quintain_runner.statistics.judge_agreement import VoteFrame, VoteTable
 
 #: Hashes have 64 bits: the probability that two of a million cases have the same hash is below 1 in 10⁷.
 _HASH_MASK = (1 << 64) - 1

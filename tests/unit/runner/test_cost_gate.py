@@ -22,7 +22,7 @@ from quintain_runner.graders.judge import JudgeGraderRunner
 from quintain_runner.plan.trials import Trial
 from quintain_runner.results.answer import Answer
 from quintain_runner.results.row import Row, RowStatus
-from quintain_runner.spec.judge_graders import JudgeGrader
+from quintain_runner.spec.asking_graders import JudgeGrader
 from support.fake_client import FakeClient
 from support.grading_context import grading_context, script_grader, trial_of
 from support.judged import result_of

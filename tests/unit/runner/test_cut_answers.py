@@ -17,7 +17,7 @@ from quintain_runner.report.inspect_export import write_inspect_logs
 from quintain_runner.report.report_files import render_markdown, write_csv
 from quintain_runner.report.run_report import read_report
 from quintain_runner.results.answer import is_cut
-from quintain_runner.spec.judge_graders import JudgeGrader
+from quintain_runner.spec.asking_graders import JudgeGrader
 from support.evaluations import EXACT, EvaluationFolder, cases, write_evaluation
 from support.fake_client import FakeClient
 from support.grading_context import grading_context, trial_of

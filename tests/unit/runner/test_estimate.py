@@ -15,8 +15,8 @@ from quintain_runner.plan.cases import token_count
 from quintain_runner.plan.dataset import CaseSource, DatasetStats
 from quintain_runner.plan.trials import estimate_calls, grader_limits
 from quintain_runner.results.counts import CallsLeft, GraderCallSamples, NeededCalls
+from quintain_runner.spec.asking_graders import JudgeGrader
 from quintain_runner.spec.evaluation import Evaluation, EvaluationSpec
-from quintain_runner.spec.judge_graders import JudgeGrader
 
 FACTS = DatasetStats(
     source=CaseSource(path=Path("c")), cases=100, sha256="", input_characters=8000, expected_characters=800

@@ -8,9 +8,9 @@ import pytest
 
 from quintain.errors import ConfigError
 from quintain_runner.graders.builtin import build_validator
+from quintain_runner.spec.builtin_graders import ExactGrader
 from quintain_runner.spec.evaluation import DatasetSpec, Evaluation, load_evaluation
 from quintain_runner.spec.graders import CommandGrader
-from quintain_runner.spec.text_graders import ExactGrader
 from quintain_runner.untrusted import compile_pattern, pattern_problem
 
 RUBRIC = "{name: a, builtin: llm-judge, rubric: [{id: b, text: x}]}"

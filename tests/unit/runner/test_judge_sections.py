@@ -16,7 +16,7 @@ from quintain_runner.graders.judge import JudgeGraderRunner
 from quintain_runner.graders.judge_request import build_judge_request
 from quintain_runner.graders.judge_sections import shown_sections
 from quintain_runner.results.row import RowStatus
-from quintain_runner.spec.judge_graders import JudgeGrader
+from quintain_runner.spec.asking_graders import JudgeGrader
 from support.fake_client import FakeClient
 from support.grading_context import grading_context, trial_of
 from support.judged import message_of, outside_of, result_of, shown_in

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from quintain.contracts.invoke import NO_TOKENS, InvokeRequest
 from quintain.errors import Fault, ProviderFailed, Rejected
 from quintain_runner.graders.base import GradingResult
-from quintain_runner.graders.jury import jury_result
+from quintain_runner.graders.judge import jury_result
 from quintain_runner.plan.changes import RerunPolicy
 from quintain_runner.report.inspect_export import write_inspect_logs
 from quintain_runner.report.report_files import write_csv
@@ -23,7 +23,7 @@ from quintain_runner.report.run_report import read_report
 from quintain_runner.report.summary import ExitCode
 from quintain_runner.report.tables import run_tables
 from quintain_runner.results.row import Check, GraderRow, Row, RowStatus
-from quintain_runner.spec.judge_graders import JudgeGrader
+from quintain_runner.spec.asking_graders import JudgeGrader
 from quintain_view.reading import case_pages
 from support.evaluations import EvaluationFolder, Json, cases, write_evaluation
 from support.fake_client import FakeClient

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from quintain_runner.results.row import GraderRow
-from quintain_runner.statistics.jury_agreement import VoteTable, krippendorff_alpha
+from quintain_runner.statistics.judge_agreement import VoteTable, krippendorff_alpha
 
 NAN = math.nan
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from quintain_runner.statistics.label_agreement import (
+from quintain_runner.statistics.judge_agreement import (
     JudgePair,
     LabelAgreement,
     LabeledVerdict,

@@ -19,8 +19,8 @@ from quintain_runner.graders.judge import JudgeGraderRunner, recorded_judges
 from quintain_runner.graders.judge_request import build_judge_request, parse_judgement, sent_request
 from quintain_runner.graders.verdict import GraderError
 from quintain_runner.results.row import GraderRow, JudgeUsed, Row, RowStatus
+from quintain_runner.spec.asking_graders import JudgeGrader
 from quintain_runner.spec.grader_options import IS_DATA
-from quintain_runner.spec.judge_graders import JudgeGrader
 from support.fake_client import FakeClient
 from support.grading_context import grading_context, trial_of
 from support.judged import result_of, shown_in

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from quintain_runner.statistics.reducers import pass_at_k, pass_hat_k, reduce_cases
+from quintain_runner.statistics.analysis import pass_at_k, pass_hat_k, reduce_cases
 
 #: Scores of three cases, the rows in no order; a score from a half on passes.
 ROWS = [(1, 0.0), (2, 0.5), (1, 1.0), (3, 0.25), (1, 0.6), (2, 0.1), (1, 0.9)]

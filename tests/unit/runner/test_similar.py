@@ -17,7 +17,7 @@ from quintain_runner.engine.run_settings import RunOptions, inspect_evaluation
 from quintain_runner.engine.trial import run_trial
 from quintain_runner.graders.similar import SimilarGraderRunner
 from quintain_runner.results.row import Row, RowStatus
-from quintain_runner.spec.comparing_graders import SimilarGrader
+from quintain_runner.spec.asking_graders import SimilarGrader
 from support.evaluations import cases, write_evaluation
 from support.fake_client import FakeClient
 from support.grading_context import grading_context, trial_of

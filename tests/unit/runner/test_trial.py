@@ -38,8 +38,8 @@ from quintain_runner.graders.factory import build_own
 from quintain_runner.graders.input import LONG_ANSWER_CHARACTERS
 from quintain_runner.graders.judge import JudgeGraderRunner
 from quintain_runner.results.row import RowStatus
-from quintain_runner.spec.judge_graders import JudgeGrader
-from quintain_runner.spec.text_graders import ExactGrader
+from quintain_runner.spec.asking_graders import JudgeGrader
+from quintain_runner.spec.builtin_graders import ExactGrader
 from support.fake_client import Answer, FakeClient
 from support.grading_context import grading_context as bench_of
 from support.grading_context import script_grader, trial_of

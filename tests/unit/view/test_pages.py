@@ -19,7 +19,7 @@ from quintain_cli.__main__ import app
 from quintain_runner.graders.judge_request import build_judge_request, request_hash
 from quintain_runner.results.labels import Note, NoteKey, append_note, latest_notes, read_notes
 from quintain_runner.results.row import Answer, GraderRow, JudgeUsed, RowCase, RowError
-from quintain_runner.spec.judge_graders import JudgeGrader
+from quintain_runner.spec.asking_graders import JudgeGrader
 from quintain_view.case_page import MAX_ID_CHARACTERS, CaseOrigin, case_page
 from quintain_view.filters import TrialFilter
 from quintain_view.html_report import write_html_report
