@@ -9,13 +9,16 @@ from typing import Any
 
 from quintain_cli.init.carried import FILE_PREFIX, At, CarriedEvaluation, Found, JsonDict, mapping, read_document
 
-#: The name of a setting there → ours; AgentV's are in snake case.
+#: The name of a setting there → ours.
 _SETTINGS = {
-    "model": "model", "temperature": "temperature", "max_tokens": "max_tokens", "max_output_tokens": "max_tokens",
-    "top_p": "settings.top_p", "frequency_penalty": "settings.frequency_penalty",
-    "presence_penalty": "settings.presence_penalty", "seed": "settings.seed", "stop": "settings.stop",
-    "reasoning_effort": "settings.reasoning_effort", "apiBaseUrl": "base_url", "base_url": "base_url",
-    "endpoint": "base_url", "api_key": "api_key", "workers": "max_concurrency",
+    "model": "model", "temperature": "temperature", "max_tokens": "max_tokens", "top_p": "settings.top_p",
+    "frequency_penalty": "settings.frequency_penalty", "presence_penalty": "settings.presence_penalty",
+    "seed": "settings.seed", "stop": "settings.stop", "reasoning_effort": "settings.reasoning_effort",
+    "apiBaseUrl": "base_url",
+}  # fmt: skip
+_SETTINGS_OF_AGENTV = {
+    **_SETTINGS, "max_output_tokens": "max_tokens", "base_url": "base_url", "endpoint": "base_url",
+    "api_key": "api_key", "workers": "max_concurrency", "api_format": "api",
 }  # fmt: skip
 
 #: The beginning of a provider's id → the provider, the variable of its key, and its base URL.
@@ -89,7 +92,9 @@ def add_provider(carried: CarriedEvaluation, provider: object, at: At, *, is_jud
         (only,) = fields.items()
         fields = {"id": only[0], **mapping(only[1])}
     identifier, config = str(fields.get("provider", fields.get("id"))), mapping(fields.get("config"))
-    others = {key: fields[key] for key in fields.keys() - {"id", "label", "config", "name", "provider", "runtime"}}
+    known = {"id", "label", "name", "provider", "runtime"} if carried.is_agentv else {"id", "label"}
+    known |= {"config"} if config == fields.get("config") else set()
+    others = {key: fields[key] for key in fields.keys() - known}
     judge = others.pop("grader_target", None) or others.pop("judge_target", None)
     settings, where = ({**others, **config}, at) if carried.is_agentv else (config, at.under("config"))
     try:
@@ -102,7 +107,7 @@ def add_provider(carried: CarriedEvaluation, provider: object, at: At, *, is_jud
         carried.leave_out(at, f"its judge {judge}: it judges itself, or is a judge's own")
     elif judge is not None and (judging := add_provider(carried, judge, at, is_judge=True)) is not None:
         target["judge_target"] = judging
-    return carried.add_target(fields.get("label") or name or target.get("model", identifier), target)
+    return carried.add_target(name or fields.get("label") or target.get("model", identifier), target)
 
 
 def _target(carried: CarriedEvaluation, identifier: str, settings: JsonDict, at: At) -> JsonDict:
@@ -121,14 +126,15 @@ def _target(carried: CarriedEvaluation, identifier: str, settings: JsonDict, at:
         "provider": provider,
         "model": ":".join(rest),
         "base_url": base_url,
-        "api": "responses" if settings.get("api_format") == "responses" else api,
+        "api": api,
         "api_key": variable and f"${{{{ {variable} }}}}",
     }
     target: JsonDict = {key: value for key, value in by_id.items() if value}
-    for key in sorted(_SETTINGS.keys() & settings.keys()):
-        section, _, setting = _SETTINGS[key].rpartition(".")
+    names = _SETTINGS_OF_AGENTV if carried.is_agentv else _SETTINGS
+    for key in sorted(names.keys() & settings.keys()):
+        section, _, setting = names[key].rpartition(".")
         (target.setdefault(section, {}) if section else target)[setting] = _reference(key, settings[key])
-    carried.leave_out_unknown(settings, at, (*_SETTINGS, "api_format", "apiKeyEnvar", *(["apiKey"] if named else [])))
+    carried.leave_out_unknown(settings, at, (*names, "apiKeyEnvar", *(["apiKey"] if named else [])))
     return target
 
 
