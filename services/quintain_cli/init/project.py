@@ -112,6 +112,8 @@ def _is_asked(carried: CarriedEvaluation, case: CarriedCase, names: frozenset[st
     if not isinstance(row, Case) or not all(map(str.strip, texts)):
         carried.leave_out(case.at, row if isinstance(row, InvalidLine) else "a test that asks nothing")
         return False
+    if any(value in ([], {}) for value in case.variables.values()) and any("if " in text for text in templates):
+        carried.leave_out(case.at.under("vars"), "an empty list or object is false in a condition here, and true there")
     if texts != [printed(text, case.variables) for text in templates]:
         carried.leave_out(case.at.under("vars"), "how a prompt prints them: lists and objects are JSON here")
     return True

@@ -467,3 +467,11 @@ def test_the_judges_of_agentv_are_its_targets(read: Read) -> None:
     judges = [one.get("judge_target") for one in cases_of(carried)[0]["graders"]]
     assert (carried.evaluated, judges) == (["echo"], ["judge", None])
     assert places(carried) == ["providers[1]", "tests[0].assert[1]"]
+
+
+def test_an_empty_list_that_a_condition_asks_for_is_named(read: Read) -> None:
+    prompts = "prompts: ['Say it{% if names %} to all{% endif %}']\nproviders: [echo]\n"
+    carried = read(prompts + "tests: [{vars: {names: [], word: a}}, {vars: {names: [a], word: a}}]\n")
+    assert len(cases_of(carried)) == 2
+    assert "tests[0].vars" in places(carried)
+    assert "tests[1].vars" not in places(carried)
