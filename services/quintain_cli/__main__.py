@@ -172,7 +172,16 @@ def main() -> None:
     if sys.platform == "win32":
         typer.echo("error  quintain runs on Linux and macOS; on Windows, install it in WSL", err=True)
         raise SystemExit(2)
-    app()
+    try:
+        app()
+    except Exception as error:
+        if not isinstance(error, import_object("quintain.errors:QuintainError")):
+            raise
+        # It is of what a command reads before it runs: its settings.
+        try:
+            import_object("quintain_cli.console:exit_with_error")(error, as_json="--json" in sys.argv)
+        except typer.Exit as ended:
+            raise SystemExit(ended.exit_code) from None
 
 
 if __name__ == "__main__":

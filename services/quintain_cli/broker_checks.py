@@ -6,7 +6,7 @@ import ipaddress
 import re
 import shlex
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Final, Literal
 from urllib.parse import urlsplit
 
@@ -142,10 +142,12 @@ _POLICIES_MEND = (
 _LIMITS_MEND = "rabbitmqctl set_user_limits and set_vhost_limits, as in docs/operations.md"
 
 
-def management_checks(api: Management, queues: Collection[str]) -> Iterator[DoctorCheck]:
+def management_checks(
+    api: Management, queues: Collection[str], *further: Callable[[Management], Iterator[DoctorCheck]]
+) -> Iterator[DoctorCheck]:
     """Check what the API tells of the broker, alarms first; ``queues`` are those that need a limit in bytes."""
     reads = (_nodes, lambda api: _policies(api, queues), _bindings, _foreign_checks, _flags, _guest, _rights, _clock)
-    for read in reads:
+    for read in (*reads, *further):
         try:
             yield from read(api)
         except BusError as error:

@@ -187,6 +187,10 @@ def single_line(text: str) -> str:
     return escape_for_terminal(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
+#: How wide a table may be where standard output is no terminal: cells are not wrapped there.
+PIPE_WIDTH = 1000
+
+
 def print_table(rows: Iterable[Sequence[str]], columns: Sequence[str] = ()) -> None:
     """Print rows of untrusted texts without borders, below a heading if ``columns`` are given."""
     table = Table(*columns, show_header=bool(columns), box=None, pad_edge=False)
@@ -194,7 +198,10 @@ def print_table(rows: Iterable[Sequence[str]], columns: Sequence[str] = ()) -> N
         column.overflow = "fold"
     for row in rows:
         table.add_row(*(Text(single_line(cell)) for cell in row))
-    stdout_console().print(table)
+    console = stdout_console()
+    if not console.is_terminal:
+        console.width = PIPE_WIDTH
+    console.print(table)
 
 
 def escape_for_terminal(text: str) -> str:

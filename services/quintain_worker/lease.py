@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from quintain.bus.failure_log import FailureLog
 from quintain.contracts.ledger import DrainState, Heartbeat, LeaseRenewed, Register
-from quintain.errors import BrokerRefused, BusError, Fault, NoAnswer
+from quintain.errors import BrokerUnavailable, BudgetUnavailable, BusError, Fault, NoAnswer
 from quintain.routes import HEARTBEAT, REGISTER
 from quintain.rpc.requests import RpcClient
 from quintain.timings import Clock, Timings
@@ -46,6 +46,9 @@ class WorkerLease:
         self._read_registration, self._on_renewed = read_registration, on_renewed
         self._registered = read_registration()
         self._is_known = True
+        #: Whether the targets were registered, and, where that fails, why: in the words of the broker or the ledger.
+        self.is_registered = False
+        self.problem: str | None = None
         #: Target → end of a pause that the ledger does not know yet, in the loop's seconds.
         self._unreported_pauses: dict[str, float] = {}
         self._drain: DrainState | None = None
@@ -61,28 +64,23 @@ class WorkerLease:
         return asyncio.get_running_loop().time() - self._renewed_at
 
     async def start(self) -> None:
-        """Register with the metadata service, retrying until one answers, and start the heartbeats.
+        """Register with the metadata service, retrying until it is done, and send heartbeats from the first try on.
 
-        Raises `BrokerRefused`, because a retry would be refused too.
+        A worker that is refused is seen by its heartbeats, and its card says why.
         """
-        pause_seconds = self._timings.register_pause_seconds
-        while True:
+        loop, pause_seconds = asyncio.get_running_loop(), self._timings.register_pause_seconds
+        while not self.is_registered:
             try:
                 await self._register()
-            except BrokerRefused:
-                raise
             except (NoAnswer, BusError, Fault) as error:
+                self._note_failure(error)
                 self._not_registered.failed(error)
+                self._tasks = self._tasks or [loop.create_task(self._send_heartbeats(), name="lease")]
                 await asyncio.sleep(pause_seconds)
                 pause_seconds = min(2 * pause_seconds, MAX_REGISTER_PAUSE_SECONDS)
-            else:
-                self._not_registered.worked()
-                break
-        loop = asyncio.get_running_loop()
-        self._tasks = [
-            loop.create_task(self._send_heartbeats(), name="lease"),
-            loop.create_task(self._watch_files(), name="files"),
-        ]
+        self._not_registered.worked()
+        self._tasks = self._tasks or [loop.create_task(self._send_heartbeats(), name="lease")]
+        self._tasks.append(loop.create_task(self._watch_files(), name="files"))
 
     async def stop(self) -> None:
         """Stop the heartbeats; after a requested drain, report first that it is complete."""
@@ -120,15 +118,21 @@ class WorkerLease:
             next_at = loop.time() + self._timings.heartbeat_seconds
             try:
                 await self._send_heartbeat()
-                if not self._is_known or await self._is_changed():
+                if self.is_registered and (not self._is_known or await self._is_changed()):
                     # A target's files have changed; or the ledger does not know this worker, because it was replaced
                     # or lost its data. It says so only once, and needs the targets again.
                     await self._register()
                     self._is_known = True
             except (NoAnswer, BusError, Fault) as error:
+                self._note_failure(error)
                 self._not_renewed.failed(error)
             else:
+                self.problem = None if self.is_registered else self.problem
                 self._not_renewed.worked()
+
+    def _note_failure(self, error: NoAnswer | BusError | Fault) -> None:
+        """Keep why the broker or the ledger refuses; that one of them is away says nothing of this worker."""
+        self.problem = None if isinstance(error, NoAnswer | BrokerUnavailable | BudgetUnavailable) else error.message
 
     async def _watch_files(self) -> None:
         while True:
@@ -172,7 +176,7 @@ class WorkerLease:
         self._apply_renewal(
             await self._rpc_client.call_route(REGISTER, registration, {}, timeout_seconds=timeout_seconds)
         )
-        self._registered = registration
+        self._registered, self.is_registered, self.problem = registration, True, None
 
     def _apply_renewal(self, renewed: LeaseRenewed) -> None:
         self._renewed_at = asyncio.get_running_loop().time()

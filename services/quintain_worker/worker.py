@@ -173,7 +173,8 @@ class Worker:
 
     def card(self) -> ServiceCard:
         """Return the card that the worker announces to service discovery."""
-        served = [self._consumers[target_card.name].served_target(target_card.provider) for target_card in self._cards]
+        cards = self._cards if self._lease.is_registered else ()
+        served = [self._consumers[target_card.name].served_target(target_card.provider) for target_card in cards]
         lease_age_seconds = self._lease.age_seconds
         oldest = self._context.inflight.running()[:1]
         longest_seconds = max((asyncio.get_running_loop().time() - call.granted_at for call in oldest), default=0.0)
@@ -184,6 +185,7 @@ class Worker:
             heartbeat_age_ms=None if math.isinf(lease_age_seconds) else int(lease_age_seconds * 1000),
             longest_call_ms=int(longest_seconds * 1000) if longest_seconds >= LONG_CALL_SECONDS else None,
             broker_reconnects=self._bus.reconnects,
+            problem=self._lease.problem,
         )
 
     async def check(self) -> str | None:
@@ -328,9 +330,10 @@ async def run_worker(  # noqa: PLR0913 -- what starts a service takes what that 
         if agent_urls is not None and agent_gateway is not None:
             await stack.enter_async_context(agent_gateway(agent_urls))
         stack.push_async_callback(worker.stop, grace_seconds)
+        # Before it is registered: its card says why that takes long.
+        await stack.enter_async_context(announce(bus, worker.card))
         await worker.start()
-        async with announce(bus, worker.card):
-            yield worker
+        yield worker
 
 
 PREFETCH = 16

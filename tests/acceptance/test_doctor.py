@@ -44,7 +44,9 @@ def test_it_sees_what_is_there_what_is_missing_and_what_is_different(shell: Comm
         channel.queue_delete("quintain.target.echo")
         channel.queue_declare("quintain.target.echo", durable=True, arguments={"x-queue-type": "quorum"})
     sick = shell.run("doctor", code=1)
-    assert "quintain.target.echo" in sick.stdout
+    failed = [line for line in sick.stdout.splitlines() if line.startswith("fail ")]
+    assert any(line.startswith("fail  quintain.target.echo ") for line in failed)
+    assert sick.stdout.splitlines()[-len(failed) :] == failed, "what is to be mended is not below all else"
     assert "inequivalent" in "".join(sick.stdout.split())
     assert "then quintain doctor" in sick.stderr
 

@@ -128,7 +128,7 @@ def test_a_service_that_may_not_be_found_serves_all_the_same(restricted_shell: C
         service.wait_for(lambda one: "`quintain status` does not show this service" in one.stderr)
     token = str(restricted_shell.run("session", "open", "--json").json["token"])
     assert restricted_shell.run("invoke", "hi", env={"QUINTAIN_SESSION_TOKEN": token}).stdout == "hi\n"
-    refused = restricted_shell.run("status", "--json", code=1)
+    refused = restricted_shell.run("status", "--json", code=2)
     assert refused.json["code"] == "broker_refused"
 
 

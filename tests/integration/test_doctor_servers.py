@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import threading
 import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -18,10 +20,12 @@ from quintain.contracts.message import MAX_BODY_BYTES
 from quintain.errors import BusError, ConfigError
 from quintain.settings import read_settings
 from quintain.topology import INVOKE, METADATA_TOPOLOGY, Binding, Queue, Topology, target_queue, target_topology
-from quintain_cli.broker_checks import management_checks
+from quintain_cli.broker_checks import DoctorCheck, management_checks
 from quintain_cli.broker_management import Management, open_management
 from quintain_cli.commands.doctor import database_checks, run_checks
+from quintain_cli.role_checks import check_running_roles
 from quintain_metadata.store.opening import open_snapshot
+from support.broker_users import DEFINITIONS, broker_users
 from support.servers.ports import free_port
 from support.servers.rabbitmq_admin import BrokerAdmin, BrokerUnderTest
 
@@ -104,7 +108,8 @@ async def test_rights_and_copies_are_found_through_a_real_management_api(
     await asyncio.to_thread(broker_admin.rabbitmqctl, "add_user", "almighty", "word")
     await asyncio.to_thread(broker_admin.rabbitmqctl, "set_permissions", "almighty", ".*", ".*", ".*")
     try:
-        before = await asyncio.to_thread(lambda: list(management_checks(management_of_broker, [])))
+        checked = (management_of_broker, [], check_running_roles)
+        before = await asyncio.to_thread(lambda: list(management_checks(*checked)))
         assert "management API" not in {check.what for check in before}
         verdicts = {check.what: check for check in before}
         assert (verdicts["rights"].verdict, verdicts["bindings"].verdict) == ("fail", "ok")
@@ -120,6 +125,28 @@ async def test_rights_and_copies_are_found_through_a_real_management_api(
         await asyncio.to_thread(broker_admin.rabbitmqctl, "delete_user", "almighty")
         await bus.delete(target_queue("echo"))
         await bus.close()
+
+
+async def test_a_connected_worker_that_may_not_reach_the_ledger_is_found_through_a_real_management_api(
+    management_of_broker: Management, breakable_broker: BrokerUnderTest, broker_admin: BrokerAdmin
+) -> None:
+    # The API lists the connections that were opened after its plugin began.
+    assert [check.verdict for check in await asyncio.to_thread(lambda: list(check_running_roles(management_of_broker)))]
+    rights = [dict(each) for each in DEFINITIONS["permissions"] if each["user"] == "worker"]
+    rights[0]["write"] = rights[0]["write"].replace("ledger|", "")
+    users = broker_users(broker_admin, breakable_broker.url, rights)
+    management = dataclasses.replace(management_of_broker, vhost=users.vhost)
+    bus = await connect_bus(users.url("worker"), "worker", timeout_seconds=10)
+    try:
+        async with asyncio.timeout(30):
+            while "0 kinds" in (check := await asyncio.to_thread(lambda: next(check_running_roles(management)))).says:
+                await asyncio.sleep(0.1)
+        assert (check.verdict, check.says) == (
+            "fail", "a worker is connected as worker, which may not write to quintain.ledger"
+        )  # fmt: skip
+    finally:
+        await bus.close()
+        await asyncio.to_thread(broker_admin.rabbitmqctl, "delete_vhost", users.vhost)
 
 
 async def test_under_an_alarm_each_check_ends_and_says_so(
@@ -149,3 +176,19 @@ def test_what_is_no_address_of_a_management_api_is_refused(address: str) -> None
     with pytest.raises(ConfigError) as refused:
         open_management("amqp://127.0.0.1/", address)
     assert "word" not in refused.value.message.replace("password", "")
+
+
+async def test_a_broker_that_refuses_and_one_that_is_away_have_mends_of_their_own(
+    tmp_path: Path, broker_url: str
+) -> None:
+    settings = read_settings({"QUINTAIN_STATE_DIR": str(tmp_path)})
+    address = urlsplit(broker_url).netloc.rpartition("@")[2]
+    found = dict[str, DoctorCheck]()
+    for url in (f"amqp://guest:wrong@{address}/", f"amqp://guest:guest@127.0.0.1:{free_port()}/"):
+        report = await run_checks(settings, url, timeout_seconds=2)
+        (found[url],) = [check for check in report.lines if check.what == "broker"]
+    refused, absent = found.values()
+    assert (refused.verdict, absent.verdict) == ("fail", "fail")
+    assert "the user or password" in refused.says
+    assert "add-user" in (refused.mend or "")
+    assert "start a broker" in (absent.mend or "")

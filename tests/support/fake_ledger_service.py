@@ -26,6 +26,7 @@ from quintain.contracts.ledger import (
     Settle,
     SettleBatch,
 )
+from quintain.errors import Fault
 from quintain.rpc.server import send_reply
 from quintain.topology import (
     ADMIT_QUEUE,
@@ -68,6 +69,8 @@ class FakeLedgerService:
     registers: asyncio.Queue[Register] = field(default_factory=asyncio.Queue)
     heartbeats: asyncio.Queue[Heartbeat] = field(default_factory=asyncio.Queue)
     known: bool = True
+    #: What it answers to registrations.
+    refusal: Fault | None = None
     #: Whether an administrator has asked every worker to drain.
     drain: bool = False
     #: How far its clock is ahead of this machine's, in milliseconds.
@@ -111,6 +114,9 @@ class FakeLedgerService:
             for target in card.targets:
                 await self.bus.declare(target_topology(target.name))
             self.registers.put_nowait(card)
+            if self.refusal is not None:
+                await send_reply(self.bus, delivery, self.refusal)
+                return
         else:
             heartbeat = Heartbeat.from_wire(delivery.body)
             self.heartbeats.put_nowait(heartbeat)

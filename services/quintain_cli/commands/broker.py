@@ -75,10 +75,11 @@ def add_user(
     except (BusError, ConfigError) as error:
         exit_with_error(error, as_json=as_json)
     if as_json:
-        print_json({"name": name, "role": role, "password": password, **permissions})
+        print_json({"name": name, "role": role, "password": password, "vhost": api.vhost, **permissions})
         return
-    print_stdout(f"added    {name}, as {role}\npassword {password}")
-    print_stderr(f"next     QUINTAIN_BROKER_URL=amqp://{name}:PASSWORD@HOST/ for this {role} alone")
+    print_stdout(f"added    {name}, as {role}, in the virtual host {api.vhost}\npassword {password}")
+    path = "" if api.vhost == DEFAULT_VHOST else quote(api.vhost, safe="")
+    print_stderr(f"next     QUINTAIN_BROKER_URL=amqp://{name}:PASSWORD@HOST/{path} for this {role} alone")
 
 
 def _vhost_of_url() -> str:

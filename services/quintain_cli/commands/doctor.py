@@ -15,7 +15,7 @@ from pydantic import Field
 
 from quintain.bus.rabbit_declarations import DeclarationStatus, inspect_broker
 from quintain.contracts.message import MAX_BODY_BYTES, Message
-from quintain.errors import BudgetUnavailable, BusError, ConfigError
+from quintain.errors import BrokerRefused, BudgetUnavailable, BusError, ConfigError
 from quintain.fleet.fleet_figures import FleetFigures
 from quintain.fleet.tables import provider_trouble
 from quintain.settings import Settings, environment, read_settings, secret_file_paths, without_password
@@ -35,6 +35,7 @@ from quintain_cli.broker_checks import (
 from quintain_cli.broker_management import Management, open_management
 from quintain_cli.commands.status import look_at_fleet_at
 from quintain_cli.console import EXIT_ERRORS, EXIT_OK, AsJson, print_result, print_stderr, print_table, run_command
+from quintain_cli.role_checks import check_running_roles
 from quintain_cli.running_fleet import fleet_broker_url, has_stored_ledger, ledger_url
 from quintain_metadata.ledger.targets import target_names
 from quintain_metadata.store.base import redacted_url as shown_ledger
@@ -56,7 +57,7 @@ def doctor(
     and limits of users, foreign exchanges and queues, and the broker's clock. Nothing is changed. Reads
     QUINTAIN_BROKER_URL, QUINTAIN_LEDGER_URL and QUINTAIN_ADMIN_TOKEN.
 
-    Exit codes: 0 no check failed, 1 a check failed.
+    Exit codes: 0 no check failed, 1 a check failed, 2 a setting cannot be used.
     """
     report = run_command(_run_checks(timeout, management), as_json=as_json)
     code = EXIT_ERRORS if report.has_failures else EXIT_OK
@@ -80,7 +81,9 @@ async def _run_checks(timeout: float, management: str | None) -> DoctorReport:
 
 
 def _print_report(report: DoctorReport) -> None:
-    rows = ((check.verdict, check.what, check.says, check.mend or "") for check in report.lines)
+    # What is to be done stands last, where one looks.
+    checks = sorted(report.lines, key=lambda check: _VERDICTS.index(check.verdict))
+    rows = ((check.verdict, check.what, check.says, check.mend or "") for check in checks)
     print_table(rows, ("", "what", "result", "fix"))
     failed_count = sum(check.verdict == "fail" for check in report.lines)
     print_stderr(
@@ -88,8 +91,12 @@ def _print_report(report: DoctorReport) -> None:
     )
 
 
+#: The verdicts in the order in which they are printed.
+_VERDICTS: Sequence[CheckVerdict] = ("ok", "note", "warn", "fail")
+
+
 class DoctorReport(Message):
-    """The checks, in the order in which they are printed."""
+    """The checks, in the order in which they were done."""
 
     lines: list[DoctorCheck] = Field(default_factory=list)
 
@@ -119,15 +126,23 @@ async def run_checks(
     queues = [queue.name for queue in (*METADATA_TOPOLOGY.queues, *of_targets)]
     told = [_MANAGEMENT_NOTE]
     if management is not None:
-        told = await asyncio.to_thread(lambda: list(management_checks(management, queues)))
+        told = await asyncio.to_thread(lambda: list(management_checks(management, queues, check_running_roles)))
     try:
         checks = await _broker_checks(settings, url, targets, timeout_seconds)
     except BusError as error:
-        fix = "start a broker, or set QUINTAIN_BROKER_URL to one that runs"
+        fix = _REFUSED_FIX if isinstance(error, BrokerRefused) else _ABSENT_FIX
         checks = [DoctorCheck(what="broker", verdict="fail", says=error.message, mend=fix)]
     # A container's secrets may be readable by all users of a container that has one.
     modes = check_modes(secret_files, shared="warn")
     return DoctorReport(lines=[*checks, *ledger, *told, *_machine_checks(settings, url), *modes])
+
+
+#: How to mend that the broker refuses the URL, or that there is none.
+_REFUSED_FIX = (
+    "correct the user, the password or the virtual host in QUINTAIN_BROKER_URL: `quintain broker add-user NAME --role "
+    "ROLE` prints them; a virtual host is made with `rabbitmqctl add_vhost NAME`"
+)
+_ABSENT_FIX = "start a broker, or set QUINTAIN_BROKER_URL to one that runs"
 
 
 def _machine_checks(settings: Settings, url: str) -> list[DoctorCheck]:

@@ -27,6 +27,8 @@ from quintain.topology import CONSUMED_QUEUES, target_queue
 from quintain_cli.console import (
     EXIT_ERRORS,
     EXIT_OK,
+    EXIT_USAGE,
+    PIPE_WIDTH,
     handle_stop_signals,
     print_result,
     print_stderr,
@@ -38,9 +40,6 @@ from quintain_cli.running_fleet import fleet_broker_url
 
 #: How often the terminal is drawn again, in seconds.
 REDRAW_SECONDS = 0.5
-
-#: How wide a table may be where standard output is no terminal: cells are not wrapped there.
-PIPE_WIDTH = 1000
 
 
 def status(
@@ -59,14 +58,17 @@ def status(
 
     The gateway's page /fleet shows the same. Reads QUINTAIN_BROKER_URL, and QUINTAIN_ADMIN_TOKEN for what the ledger
     knows. Exit codes: 0 no problem was found, or --watch was ended, 1 no metadata service or no worker answers, a
-    target has no live worker, a queue has a consumer that does not answer, or workers of a target have had different
-    configurations for more than 10 minutes.
+    target has no live worker, a queue has a consumer that does not answer, a worker is refused, clocks differ, or
+    workers of a target have had different configurations for more than 10 minutes, 2 nobody could be asked.
     """
     settings = read_settings(environment())
     if watch and stdout_console().is_terminal and not as_json:
         run_command(_show_until_stopped(settings, timeout), as_json=False)
         return
-    figures = run_command(_look(settings, wait, timeout), as_json=as_json)
+    try:
+        figures = run_command(_look(settings, wait, timeout), as_json=as_json)
+    except typer.Exit as ended:  # nobody could be asked: that says nothing of the fleet
+        raise typer.Exit(EXIT_USAGE if ended.exit_code == EXIT_ERRORS else ended.exit_code) from None
     code = EXIT_ERRORS if figures.problems else EXIT_OK
     if as_json:
         print_result(figures, code)

@@ -43,7 +43,7 @@ class ServiceCard(Message):
 
     ``instance`` is random per process. ``heartbeat_age_ms`` is the time since its lease was renewed, for services with
     a lease. ``longest_call_ms`` is for how long its oldest call has run, once that is a minute. ``ledger`` is the kind
-    of the metadata service's store.
+    of the metadata service's store. ``problem`` is why a worker's registration or its lease is refused.
     """
 
     service: Id
@@ -58,6 +58,7 @@ class ServiceCard(Message):
     longest_call_ms: Count | None = None
     broker_reconnects: Count = 0
     ledger: Id | None = None
+    problem: Text | None = None
 
 
 class ListTargets(Message):

@@ -327,7 +327,9 @@ class FleetModel:
             yield "No events arrive: is a metadata service running, and of this release?"
         if not self._are_cards_known(at):
             return
-        answering = {seen.card.service for seen in self._cards.values() if not self._is_silent(seen, at)}
+        heard = [seen.card for seen in self._cards.values() if not self._is_silent(seen, at)]
+        yield from (f"The {one.service} {one.id} is refused: {one.problem}" for one in heard if one.problem)
+        answering = {card.service for card in heard}
         if "metadata" not in answering:
             yield "No metadata service answers: start one with `quintain serve metadata`"
         unserved = [target.name for target in targets if target.workers == 0]

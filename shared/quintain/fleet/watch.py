@@ -45,6 +45,23 @@ PREFETCH = 16
 #: Figures are made again after this time at the earliest, and take at most this part of a processor's time.
 FIGURES_SECONDS, FIGURES_SHARE = 0.25, 1 / 30
 
+#: How far the ledger's clock may be off this machine's before calls expire too early or too late, in seconds.
+MAX_SKEW_SECONDS = 10.0
+
+
+def _reason(error: Fault | NoAnswer | BusError) -> str:
+    if isinstance(error, Unauthorized):
+        return "the metadata service refuses QUINTAIN_ADMIN_TOKEN: set it to the one that the service has"
+    return error.message
+
+
+def _clock_problem(seconds_ahead: float) -> str:
+    way = "ahead of" if seconds_ahead > 0 else "behind"
+    return (
+        f"The ledger's clock is {abs(seconds_ahead):.0f} s {way} this machine's: calls expire too early or too late; "
+        "run NTP (chrony, systemd-timesyncd) on both"
+    )
+
 
 class FleetWatch:
     """A model of a running fleet, kept up to date while `running` is open.
@@ -72,6 +89,8 @@ class FleetWatch:
         #: Set once events are consumed: what the state does not have yet comes as an event.
         self._consuming = asyncio.Event()
         self._errors: dict[str, Fault | NoAnswer | BusError] = {}
+        #: By how much the ledger's clock is ahead of this machine's.
+        self._seconds_ahead = 0.0
         self._figures: FleetFigures | None = None
         self._figures_until = -math.inf
 
@@ -130,11 +149,12 @@ class FleetWatch:
             self._figures = self._model.figures(
                 now,
                 [
-                    f"The {name} of the fleet cannot be read: {error.message}"
+                    f"The {name} of the fleet cannot be read: {_reason(error)}"
                     for name, error in self._errors.items()
                     # The same service tells both.
                     if name != "quotas" or "state" not in self._errors
-                ],
+                ]
+                + ([_clock_problem(self._seconds_ahead)] if abs(self._seconds_ahead) > MAX_SKEW_SECONDS else []),
                 () if self._admin is not None else (NO_ADMIN_NOTE,),
             )
             took_seconds = time.thread_time() - began
@@ -171,7 +191,9 @@ class FleetWatch:
 
     async def _on_event(self, delivery: Delivery) -> None:
         try:
-            self._model.on_change(FleetChanged.from_wire(delivery.body), time.monotonic())
+            changed = FleetChanged.from_wire(delivery.body)
+            self._model.on_change(changed, time.monotonic())
+            self._seconds_ahead = changed.now / 1000 - time.time()
         except Fault as fault:
             log.warning("An event of the fleet cannot be read: %s", fault.message)
         await delivery.ack()
@@ -181,7 +203,9 @@ class FleetWatch:
             async with asyncio.timeout(RETRY_SECONDS):
                 await self._consuming.wait()
         while True:
-            self._model.on_state(await admin.fleet(), time.monotonic())
+            state = await admin.fleet()
+            self._model.on_state(state, time.monotonic())
+            self._seconds_ahead = state.now / 1000 - time.time()
             self._errors.pop("state", None)
             self._tried["state"].set()
             await asyncio.sleep(STATE_SECONDS)

@@ -21,6 +21,11 @@ def test_text_is_text_and_anything_else_is_bytes() -> None:
     assert body_to_json(b"") == {"text": ""}
 
 
+def test_a_table_breaks_no_name_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    console.print_table([("set", "QUINTAIN_CONSUMER_TIMEOUT_SECONDS " * 5)], ("", "fix"))
+    assert len(capsys.readouterr().out.strip().splitlines()) == 2
+
+
 @pytest.mark.parametrize("around", [b"", b"\xff\x00"], ids=["text", "bytes"])
 def test_a_token_in_a_body_is_masked_however_it_is_shown(around: bytes) -> None:
     token = SessionToken.mint()

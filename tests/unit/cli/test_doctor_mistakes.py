@@ -12,7 +12,9 @@ import pytest
 from quintain.errors import BusError
 from quintain.settings import secret_file_paths
 from quintain_cli.broker_checks import DoctorCheck, check_broker_user, check_clock, check_transport, management_checks
+from quintain_cli.broker_management import user_permissions
 from quintain_cli.commands.doctor import check_free_disk, check_modes, database_checks
+from quintain_cli.role_checks import check_running_roles
 from quintain_metadata.store.opening import DatabaseServer
 
 QUEUES = ["quintain.metadata", "quintain.poison", "quintain.target.echo"]
@@ -20,6 +22,10 @@ QUEUES = ["quintain.metadata", "quintain.poison", "quintain.target.echo"]
 
 def binding(source: str, destination: str, key: str, kind: str = "queue") -> dict[str, str]:
     return {"source": source, "destination": destination, "destination_type": kind, "routing_key": key}
+
+
+def connection(user: str, name: str) -> dict[str, Any]:
+    return {"user": user, "client_properties": {"connection_name": f"quintain {name} publishing"}}
 
 
 class Api:
@@ -43,10 +49,11 @@ class Api:
         self.permissions = [
             {"user": "root", "configure": ".*", "write": ".*", "read": ".*"},
             {"user": "worker", "configure": "^$", "write": "^quintain\\.invoke$", "read": "^quintain\\.target\\..+$"},
+            {"user": "worker-a", **user_permissions("worker", "worker-a", ["llama"])},
         ]
         self.exchanges = [{"name": name} for name in ("", "amq.direct", "quintain.invoke", "quintain.poison")]
         self.user_limits: list[dict[str, Any]] = [
-            {"user": "worker", "value": {"max-connections": 500, "max-channels": 2000}}
+            {"user": user, "value": {"max-connections": 500, "max-channels": 2000}} for user in ("worker", "worker-a")
         ]
         self.vhost_limits = [{"vhost": "/", "value": {"max-queues": 1000}}]
         self.bindings = [
@@ -54,6 +61,7 @@ class Api:
             *(binding("quintain.metadata", "quintain.metadata", "info"), binding("other", "anybodys", "")),
             *(binding("quintain.host", "quintain.lease.x", "lease/x"), binding("quintain.events", "anybodys", "fleet")),
         ]
+        self.connections: list[dict[str, Any]] = [connection("worker-a", "worker"), connection("root", "status")]
         self.skew_seconds = 0.0
         self.refuses = False
 
@@ -73,6 +81,7 @@ class Api:
             "user-limits": self.user_limits,
             "vhost-limits/{vhost}": self.vhost_limits,
             "bindings/{vhost}": self.bindings,
+            "vhosts/{vhost}/connections": self.connections,
         }[path]
 
 
@@ -140,12 +149,20 @@ MISTAKES: dict[str, tuple[Plant, str, str]] = {
         lambda api: api.user_limits[0]["value"].pop("max-channels"),
         "limits of queues, connections and channels", "fail",
     ),
+    "a worker without the ledger": (
+        lambda api: api.permissions[2].update(write=api.permissions[2]["write"].replace("ledger|", "")),
+        "rights of services", "fail",
+    ),
+    "a worker of another user's rights": (
+        lambda api: api.connections.append(connection("worker", "worker")), "rights of services", "fail",
+    ),
+    "a host without any": (lambda api: api.connections.append(connection("x", "host")), "rights of services", "fail"),
     "a refusal": (lambda api: setattr(api, "refuses", True), "management API", "warn"),
 }  # fmt: skip
 
 
 def test_a_sound_broker_has_no_finding() -> None:
-    assert {check.verdict for check in management_checks(Api(), QUEUES)} == {"ok"}
+    assert {check.verdict for check in management_checks(Api(), QUEUES, check_running_roles)} == {"ok"}
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
@@ -153,10 +170,20 @@ def test_a_mistake_at_the_broker_is_found(mistake: str) -> None:
     plant, what, verdict = MISTAKES[mistake]
     api = Api()
     plant(api)
-    found = {check.what: check for check in management_checks(api, QUEUES) if check.verdict != "ok"}
+    found = {
+        check.what: check for check in management_checks(api, QUEUES, check_running_roles) if check.verdict != "ok"
+    }
     assert found.keys() == {what}
     assert found[what].verdict == verdict
     assert found[what].mend
+
+
+def test_what_a_running_service_may_not_do_is_named() -> None:
+    api = Api()
+    api.permissions[2].update(write=api.permissions[2]["write"].replace("ledger|", ""))
+    (check,) = check_running_roles(api)
+    assert check.says == "a worker is connected as worker-a, which may not write to quintain.ledger"
+    assert "add-user worker-a --role worker" in (check.mend or "")
 
 
 @pytest.mark.parametrize(

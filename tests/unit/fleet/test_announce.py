@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -186,6 +188,24 @@ async def test_status_holds_the_cards_against_the_ledger(tmp_path: Path, token: 
     assert [(one.condition, one.slots) for one in found.workers] == [(WorkerCondition.LIVE, 67)]
     assert [one.service for one in found.services] == ["gateway", "metadata"]
     assert (len(found.problems), len(found.notes)) == (int(token == "another admin token"), int(token is None))
+    assert all("refuses QUINTAIN_ADMIN_TOKEN" in problem for problem in found.problems)
+
+
+async def test_a_clock_that_is_five_minutes_off_is_named_with_its_mend(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    behind = SimpleNamespace(time=lambda: time.time() - 300, monotonic=time.monotonic, thread_time=time.thread_time)
+    monkeypatch.setattr("quintain.fleet.watch.time", behind)
+    async with memory_fleet(tmp_path, CONFIG) as fleet:
+        memory = fleet.running.memory
+        assert memory is not None
+        await wait_until_bound(memory, 3)
+        bus = memory.connect()
+        found = await look_at_fleet(bus, ADMIN_TOKEN, wait_seconds=WAIT, timeout_seconds=2)
+        await bus.close()
+    (problem,) = found.problems
+    assert "clock is 300 s ahead of this machine's" in problem
+    assert "NTP" in problem
 
 
 async def test_who_may_not_ask_services_gets_the_refusal(memory: MemoryBroker) -> None:

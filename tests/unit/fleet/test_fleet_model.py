@@ -86,6 +86,16 @@ def the_budget(model: FleetModel, at: float) -> BudgetFigures:
     return figures
 
 
+def test_a_worker_that_is_refused_is_a_problem_in_the_words_of_its_card() -> None:
+    model = FleetModel(0.0)
+    model.on_asked(0.0)
+    at = SILENT_SECONDS + 0.1
+    for one in (card(), card("m", "metadata"), card("w2").model_copy(update={"targets": [], "problem": "no right"})):
+        model.on_card(one, at)
+    problems = [problem for problem in model.figures(at).problems if "refused" in problem]
+    assert problems == ["The worker w2 is refused: no right"]
+
+
 def test_a_worker_that_does_not_answer_is_silent_and_one_without_lease_is_lost_for_a_while(model: FleetModel) -> None:
     assert (the_worker(model, 5.0).condition, the_target(model, 5.0).workers) == (WorkerCondition.LIVE, None)
     model.on_asked(5.0)
