@@ -141,7 +141,7 @@ def _register(moment: Moment, registration: Register) -> SqlProgram[LeaseRenewed
 
 
 def _renew(moment: Moment, heartbeats: list[Heartbeat]) -> SqlProgram[list[LeaseRenewed]]:
-    return leases.renew_leases(moment.now, heartbeats, LEASE_MS)
+    return leases.renew_leases(moment.now, [(each, leases.DEFAULT_USER) for each in heartbeats], LEASE_MS)
 
 
 async def _expect_grants(answers: list[Admission], _: list[str]) -> None:

@@ -106,6 +106,7 @@ RUN_BY = {
     "quintain dlq drop": "tests/acceptance/test_dlq.py",
     "quintain ledger prune": "tests/acceptance/test_ledger_command.py",
     "quintain broker add-user": "tests/integration/test_broker_commands.py",
+    "quintain broker limit": "tests/integration/test_broker_commands.py",
 }
 
 #: Words of a shell that start no program of ours.

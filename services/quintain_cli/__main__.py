@@ -58,6 +58,7 @@ COMMANDS: CommandTable = {
     "dlq drop": "dlq:drop_messages",
     "dlq replay": "dlq:replay",
     "broker add-user": "broker:add_user",
+    "broker limit": "broker:limit_user",
     "schema eval": "schema:evaluation",
     "schema config": "schema:config",
 }

@@ -52,6 +52,7 @@ from quintain.routes import (
     RESERVE,
     RESUME,
     SET_QUOTA,
+    SET_USER,
     SHOW,
     TARGETS,
     WORKERS,
@@ -342,6 +343,7 @@ OPERATIONS_BY_KEY: dict[str, _BoundOperation] = {
     FLEET.key: _bind(FLEET, Role.ADMINISTRATOR, lambda moment, *_: read_fleet(moment.now)),
     QUOTAS.key: _quotas,
     SET_QUOTA.key: _set_quota,
+    SET_USER.key: _bind(SET_USER, Role.ADMINISTRATOR, lambda moment, request, _: leases.set_user(moment.now, request)),
 }
 
 

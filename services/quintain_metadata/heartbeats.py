@@ -74,10 +74,11 @@ class LeaseGuard:
 
 @dataclass(frozen=True, slots=True)
 class _Unprocessed:
-    """A heartbeat, or a probe (None), that was delivered."""
+    """A heartbeat and its user, or a probe (None), that was delivered."""
 
     delivery: Delivery
     heartbeat: Heartbeat | None
+    user: str
 
 
 class HeartbeatConsumer:
@@ -118,21 +119,21 @@ class HeartbeatConsumer:
         """
         async with self._order:
             if delivery.exchange == HEARTBEAT_PROBE.exchange.name:
-                self._batches.add(_Unprocessed(delivery, None))
+                self._batches.add(_Unprocessed(delivery, None, ""))
             else:
                 await self._add_heartbeat(delivery)
             await delivery.ack()
 
     async def _add_heartbeat(self, delivery: Delivery) -> None:
         try:
-            heartbeat = Heartbeat.from_wire(delivery.body)
+            heartbeat, user = Heartbeat.from_wire(delivery.body), leases.require_user(delivery.user_id)
         except Fault as unreadable:
             await self._reply(delivery, unreadable)
             return
         earlier = self._of_worker.get(heartbeat.incarnation)
         if earlier is not None:
             await asyncio.wait([earlier])
-        self._of_worker[heartbeat.incarnation] = self._batches.add(_Unprocessed(delivery, heartbeat))
+        self._of_worker[heartbeat.incarnation] = self._batches.add(_Unprocessed(delivery, heartbeat, user))
 
     async def _process(self, batch: list[_Unprocessed]) -> None:
         """Process heartbeats and probes in their order, the heartbeats between two probes in one transaction."""
@@ -144,7 +145,7 @@ class HeartbeatConsumer:
                 await self._renew_all(list(group))
 
     async def _renew_all(self, group: list[_Unprocessed]) -> None:
-        heartbeats = [one.heartbeat for one in group if one.heartbeat is not None]
+        heartbeats = [(one.heartbeat, one.user) for one in group if one.heartbeat is not None]
         answers = list[LeaseRenewed | Fault]()
         try:
             answers += await self._renew(heartbeats)
@@ -152,11 +153,11 @@ class HeartbeatConsumer:
             for each in heartbeats:
                 renewed = await result_or_fault(self._renew([each]), "renewing a lease")
                 answers += [renewed] if isinstance(renewed, Fault) else renewed
-        for heartbeat in heartbeats:
+        for heartbeat, _ in heartbeats:
             self._of_worker.pop(heartbeat.incarnation, None)
         await asyncio.gather(*(self._reply(one.delivery, answer) for one, answer in zip(group, answers, strict=True)))
 
-    async def _renew(self, heartbeats: Sequence[Heartbeat]) -> Sequence[LeaseRenewed | Fault]:
+    async def _renew(self, heartbeats: Sequence[tuple[Heartbeat, str]]) -> Sequence[LeaseRenewed | Fault]:
         try:
             renewed = await self._ledger.transact(
                 lambda moment: leases.renew_leases(moment.now, heartbeats, self._timings.lease_ms)

@@ -198,10 +198,15 @@ class MetadataService:
                 f"protocol: the worker speaks version {registration.protocol}, this metadata service "
                 f"{PROTOCOL_VERSION}: install the same release of Quintain on both"
             )
+        user = leases.require_user(delivery.user_id)
+        # Before queues are declared, and again as it is recorded.
+        await self._ledger.transact(
+            lambda _: leases.check_targets(user, (target.name for target in registration.targets))
+        )
         for target in registration.targets:
             await self._bus.declare(target_topology(target.name))
         renewed = await self._ledger.transact(
-            lambda moment: leases.register_worker(moment.now, registration, self._timings.lease_ms)
+            lambda moment: leases.register_worker(moment.now, registration, self._timings.lease_ms, user)
         )
         await self._admission_queue.quotas.refresh()
         return self._own_admits.tell(renewed)

@@ -27,7 +27,7 @@ ReplyT = TypeVar("ReplyT", bound=Message)
 class Route(Generic[RequestT, ReplyT]):
     """One operation: its exchange and routing key, and the types of its request and its reply.
 
-    ``key`` is also the AMQP type of the request.
+    ``key`` is also the AMQP type of the request. A request that ``names_user`` says which user of the broker sent it.
     """
 
     name: str
@@ -35,6 +35,7 @@ class Route(Generic[RequestT, ReplyT]):
     key: str
     request_type: type[RequestT]
     reply_type: type[ReplyT]
+    names_user: bool = False
 
 
 INVOKE = Route("invoke", INVOKE_EXCHANGE, "", InvokeRequest, Result)
@@ -59,12 +60,13 @@ DRAIN = Route("drain", METADATA, "drain", admin.DrainWorker, admin.WorkerList)
 FLEET = Route("fleet", METADATA, "fleet", fleet.GetFleet, fleet.FleetState)
 QUOTAS = Route("quotas", METADATA, "quotas", fleet.ListQuotas, fleet.QuotaList)
 SET_QUOTA = Route("set_quota", METADATA, "set_quota", fleet.SetQuota, fleet.QuotaSettings)
+SET_USER = Route("set_user", METADATA, "set_user", fleet.SetUser, fleet.UserRights)
 
 #: Broadcast to all services; each replies with its service card.
 DISCOVER = Route("discover", DISCOVERY, "discover", discovery.Discover, discovery.ServiceCard)
 
-REGISTER = Route("register", LEDGER, "register", ledger.Register, ledger.LeaseRenewed)
-HEARTBEAT = Route("heartbeat", LEDGER, "heartbeat", ledger.Heartbeat, ledger.LeaseRenewed)
+REGISTER = Route("register", LEDGER, "register", ledger.Register, ledger.LeaseRenewed, names_user=True)
+HEARTBEAT = Route("heartbeat", LEDGER, "heartbeat", ledger.Heartbeat, ledger.LeaseRenewed, names_user=True)
 ADMIT = Route("admit", LEDGER, "admit", ledger.AdmitBatch, ledger.AdmitReply)
 OPEN_CHILD = Route("open_child", LEDGER, "open_child", ledger.OpenChild, session_messages.SessionOpened)
 #: Published by a metadata service, read by any: it has no reply.

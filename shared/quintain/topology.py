@@ -244,7 +244,7 @@ def lease_topology(lease_id: str) -> Topology:
 #: The operations authorized by a token: those of sessions, then those of administrators.
 OPERATION_KEYS = (
     *("info", "open", "amend", "close", "close_children", "reserve", "release", "cancel"),
-    *("list", "show", "targets", "pause", "resume", "workers", "drain", "fleet", "quotas", "set_quota"),
+    *("list", "show", "targets", "pause", "resume", "workers", "drain", "fleet", "quotas", "set_quota", "set_user"),
 )
 
 #: The topology that the metadata service needs.

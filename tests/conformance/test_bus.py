@@ -95,6 +95,27 @@ async def test_a_message_arrives_whole(bound_queue: BoundQueue) -> None:
     )
 
 
+async def test_a_message_names_its_user_where_that_is_asked_also_as_a_dead_letter(bound_queue: BoundQueue) -> None:
+    bus, queue = bound_queue.bus, bound_queue.queue
+    seen: list[tuple[bytes, str | None]] = []
+
+    async def reject(delivery: Delivery) -> None:
+        seen.append((delivery.body, delivery.user_id))
+        await delivery.dead_letter()
+
+    async def note(delivery: Delivery) -> None:
+        seen.append((b"dead " + delivery.body, delivery.user_id))
+        await delivery.ack()
+
+    await bus.consume(queue, reject, prefetch=1)
+    await bus.consume(bound_queue.dead, note, prefetch=1)
+    for body, names_user in ((b"named", True), (b"unnamed", False)):
+        envelope = Envelope(body=body, type="test", names_user=names_user)
+        await bus.publish(bound_queue.exchange, queue.name, envelope, timeout_seconds=10)
+    await wait_until(lambda: len(seen) == 4)
+    assert dict(seen) == {b"named": bus.user, b"dead named": bus.user, b"unnamed": None, b"dead unnamed": None}
+
+
 async def test_an_exchange_that_is_not_there_takes_nothing_and_is_declared_for_the_first_queue(
     transport: Transport,
 ) -> None:

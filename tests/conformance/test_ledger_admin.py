@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from conformance.clocked_ledger_driver import ClockedLedgerDriver
+from quintain.contracts.fleet import SetUser
 from quintain.contracts.headers import PROTOCOL_VERSION
 from quintain.contracts.ledger import AttemptOutcome, DrainState, Heartbeat, LeaseRenewed, Register, TargetCard
 from quintain.contracts.session import PauseTarget, ResumeTarget, TargetPause, WorkerList
-from quintain.errors import BadRequest, UnknownTarget
+from quintain.errors import BadRequest, ForbiddenTarget, Unauthorized, UnknownTarget
 from quintain_metadata.ledger import leases, targets
 from quintain_metadata.ledger.decisions import Deferred
 
@@ -40,13 +41,20 @@ async def register_worker(
     incarnation: str = "",
     able: DrainState | None = DrainState.SUPPORTED,
     names: str = "a",
+    sole: bool = False,
+    user: str = leases.DEFAULT_USER,
 ) -> LeaseRenewed:
     cards = [TargetCard(name=name, provider="mock", max_concurrency=64) for name in names]
     ask = Register(
-        worker_id=worker, incarnation=incarnation or worker, targets=cards, drain=able, protocol=PROTOCOL_VERSION
+        worker_id=worker,
+        incarnation=incarnation or worker,
+        targets=cards,
+        drain=able,
+        sole=sole,
+        protocol=PROTOCOL_VERSION,
     )
     return await ledger_driver.ledger.transact(
-        lambda moment: leases.register_worker(ledger_driver.with_clock(moment).now, ask)
+        lambda moment: leases.register_worker(ledger_driver.with_clock(moment).now, ask, user=user)
     )
 
 
@@ -168,3 +176,62 @@ async def test_who_cannot_be_asked_to_drain_is_told_with_the_reason_and_with_tho
     ledger_driver.clock_ahead_ms = 16_000
     with pytest.raises(BadRequest, match="No worker 'w1' is alive; none is: start one with `quintain serve worker`"):
         await drain(ledger_driver, "w1")
+
+
+async def limit(ledger_driver: ClockedLedgerDriver, user: str, *names: str) -> None:
+    """Let this user's workers serve these targets only; none: any."""
+    ask = SetUser(user=user, targets=[*names] or None)
+    await ledger_driver.ledger.transact(lambda moment: leases.set_user(moment.now, ask))
+
+
+async def beat(
+    ledger_driver: ClockedLedgerDriver, incarnation: str, user: str, pauses: dict[str, int] | None = None
+) -> LeaseRenewed:
+    ask = Heartbeat(worker_id=incarnation, incarnation=incarnation, pauses=pauses)
+    return await ledger_driver.ledger.transact(
+        lambda moment: leases.renew_lease(ledger_driver.with_clock(moment).now, ask, user=user)
+    )
+
+
+async def test_a_users_workers_register_and_pause_the_targets_of_its_record_alone(
+    ledger_driver: ClockedLedgerDriver,
+) -> None:
+    await register_worker(ledger_driver, "echo", names="e")
+    await limit(ledger_driver, "worker-l", "l", "m")
+    await limit(ledger_driver, "other", "e")
+    await register_worker(ledger_driver, "llama", names="l", user="worker-l")
+    with pytest.raises(ForbiddenTarget, match="worker-l"):
+        await register_worker(ledger_driver, "again", names="le", user="worker-l")
+    assert await live_workers(ledger_driver) == {"echo", "llama"}
+    with pytest.raises(ForbiddenTarget):
+        await beat(ledger_driver, "llama", "worker-l", {"e": 60_000})
+    assert ((await beat(ledger_driver, "llama", "worker-l", {"l": 60_000})).paused or {}).keys() == {"l"}
+    # A user without a record serves any.
+    await limit(ledger_driver, "worker-l")
+    assert ((await beat(ledger_driver, "llama", "worker-l", {"e": 60_000})).paused or {}).keys() == {"e", "l"}
+
+
+async def live_workers(ledger_driver: ClockedLedgerDriver) -> set[str]:
+    """The processes with a lease, but for that of the driver itself."""
+    told = await ledger_driver.ledger.transact(lambda moment: leases.list_workers(ledger_driver.with_clock(moment).now))
+    return {one.incarnation for one in told.workers if one.lease_until > told.now} - {"w1"}
+
+
+async def test_a_worker_that_serves_more_than_its_users_new_record_renews_no_lease(
+    ledger_driver: ClockedLedgerDriver,
+) -> None:
+    await register_worker(ledger_driver, "both", names="el", user="worker-l")
+    await limit(ledger_driver, "worker-l", "l")
+    with pytest.raises(ForbiddenTarget):
+        await beat(ledger_driver, "both", "worker-l")
+
+
+async def test_a_user_with_a_record_reaches_no_worker_of_another_user(ledger_driver: ClockedLedgerDriver) -> None:
+    await register_worker(ledger_driver, "echo", names="e")
+    await limit(ledger_driver, "worker-l", "l")
+    with pytest.raises(Unauthorized):
+        await beat(ledger_driver, "echo", "worker-l")
+    await register_worker(ledger_driver, "echo", incarnation="false", names="l", sole=True, user="worker-l")
+    assert await live_workers(ledger_driver) == {"echo", "false"}
+    await register_worker(ledger_driver, "echo", incarnation="new", names="l", sole=True, user="worker-l")
+    assert await live_workers(ledger_driver) == {"echo", "new"}

@@ -150,7 +150,7 @@ async def group_slots(ledger_driver: ClockedLedgerDriver) -> dict[str, int]:
 
 async def other_slots(ledger_driver: ClockedLedgerDriver, *workers: str) -> list[dict[str, int] | None]:
     """What the answers to heartbeats of these workers, which are read together, say."""
-    heartbeats = [Heartbeat(worker_id=worker, incarnation=worker) for worker in workers]
+    heartbeats = [(Heartbeat(worker_id=worker, incarnation=worker), leases.DEFAULT_USER) for worker in workers]
     renewed = await ledger_driver.ledger.transact(
         lambda moment: leases.renew_leases(ledger_driver.with_clock(moment).now, heartbeats, LEASE_MS)
     )

@@ -14,6 +14,7 @@ import typer
 
 from quintain.bus.connect import connect_bus
 from quintain.errors import ConfigError
+from quintain.settings import url_user
 from quintain.topology import METADATA_TOPOLOGY, host_topology, reply_topology, target_topology
 from quintain_cli.broker_management import (
     ROLES,
@@ -22,7 +23,8 @@ from quintain_cli.broker_management import (
 )
 from quintain_cli.commands.broker import add_user
 from support.broker_users import DEFINITIONS, broker_users
-from support.command_line import CommandLine, command_line
+from support.command_line import CommandLine, command_line, ready
+from support.process_fleet import fleet_shell
 from support.servers.rabbitmq_admin import BrokerAdmin, BrokerUnderTest
 
 BROKER_URL = "amqp://root:word@127.0.0.1:5672/evals"
@@ -122,6 +124,25 @@ def test_a_user_is_added_with_the_permissions_of_its_role(
         f"/api/permissions/{path}/evaluator-alice": user_permissions("evaluator", "evaluator-alice"),
         **{f"/api/user-limits/evaluator-alice/{name}": {"value": most} for name, most in USER_LIMITS.items()},
     }
+
+
+def test_a_worker_is_added_with_the_targets_of_only_in_the_ledger_or_not_at_all(
+    api: ManagementApi, broker_url: str
+) -> None:
+    add = ("broker", "add-user", "worker-a", "--role", "worker", "--only", "echo", "--management", api.url)
+    with fleet_shell(broker_url, "targets: {echo: {provider: mock}}\n", targets=["echo"]) as shell:
+        assert "QUINTAIN_ADMIN_TOKEN" in shell.run(*add, code=2, env={"QUINTAIN_ADMIN_TOKEN": ""}).stderr
+        assert api.requests == []
+        shell.start("serve", "metadata").wait_for(ready)
+        shell.run(*add)
+        assert "/api/users/worker-a" in api.written()
+        # The tests' own user: its worker is refused until it may serve any target again.
+        user = url_user(broker_url)
+        assert shell.run("broker", "limit", user, "--only", "other", "--json").json["targets"] == ["other"]
+        worker = shell.start("serve", "worker")
+        worker.wait_for(lambda one: "Not registered yet" in one.stderr and user in one.stderr)
+        shell.run("broker", "limit", user)
+        worker.wait_for(ready)
 
 
 @pytest.mark.parametrize("status", [401, 403, 500])

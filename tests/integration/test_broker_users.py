@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import aiormq
+import pika
 import pytest
+from pika.exceptions import ChannelClosedByBroker
 
 import quintain
 from quintain.bus.base import Bus
@@ -242,6 +244,15 @@ def looked_for(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, str]]:
     for method in ("queue_declare", "exchange_declare"):
         monkeypatch.setattr(aiormq.Channel, method, noting(getattr(aiormq.Channel, method)))
     return found
+
+
+def test_nobody_names_another_user(users: BrokerUsers) -> None:
+    with pika.BlockingConnection(pika.URLParameters(users.url("worker"))) as connection:
+        for named, refused in (("worker", False), ("metadata", True)):
+            channel = connection.channel()
+            channel.confirm_delivery()
+            with pytest.raises(ChannelClosedByBroker) if refused else contextlib.nullcontext():
+                channel.basic_publish("quintain.ledger", "register", b"{}", pika.BasicProperties(user_id=named))
 
 
 async def test_every_service_works_as_its_own_user(

@@ -21,7 +21,8 @@ from quintain_cli.broker_management import (
     user_permissions,
     vhost_of,
 )
-from quintain_cli.console import AsJson, exit_with_error, print_json, print_stderr, print_stdout
+from quintain_cli.console import AsJson, escape_for_terminal, exit_with_error, print_json, print_stderr, print_stdout
+from quintain_cli.running_fleet import ask_admin
 
 ManagementOption = Annotated[
     str | None,
@@ -33,6 +34,9 @@ VhostOption = Annotated[
 PrintOption = Annotated[
     bool, typer.Option("--print", help="Change nothing; print definitions for `rabbitmqctl import_definitions`.")
 ]
+OnlyOption = Annotated[
+    list[str] | None, typer.Option(metavar="TARGET", help="A worker's or host's only target; repeatable.")
+]
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The user.")]
 
 _HASHING = "rabbit_password_hashing_sha256"
@@ -41,9 +45,7 @@ _HASHING = "rabbit_password_hashing_sha256"
 def add_user(
     name: NameArgument,
     role: Annotated[str, typer.Option(help=f"What it is: {', '.join(ROLES)}.")],
-    only: Annotated[
-        list[str] | None, typer.Option(metavar="TARGET", help="A worker's or host's only target; repeatable.")
-    ] = None,
+    only: OnlyOption = None,
     management: ManagementOption = None,
     vhost: VhostOption = None,
     print_only: PrintOption = False,
@@ -51,11 +53,12 @@ def add_user(
 ) -> None:
     """Add a user of the broker, with the permissions of its role alone; its password is printed once.
 
-    A user that exists gets a new password, these permissions, and a limit of its connections and channels.
+    A user that exists gets a new password, these permissions, and a limit of its connections and channels. What its
+    workers may serve is recorded in the ledger too, with the admin token.
     """
     password = secrets.token_urlsafe(32)
     try:
-        permissions = user_permissions(role, name, only or ())
+        settings, permissions = read_settings(environment()), user_permissions(role, name, only or ())
     except ConfigError as error:
         exit_with_error(error, as_json=as_json)
     tags = "monitoring" if role == "operator" else ""
@@ -63,10 +66,15 @@ def add_user(
         user = {"name": name, "password_hash": _hash(password), "hashing_algorithm": _HASHING, "tags": tags}
         granted = {"user": name, "vhost": vhost or _vhost_of_url(), **permissions}
         print_json({"users": [{**user, "limits": dict(USER_LIMITS)}], "permissions": [granted]})
+        if role == "worker" and only:
+            print_stderr(f"next     quintain broker limit {name} {' '.join(f'--only {target}' for target in only)}")
         print_stderr(f"password {password}")
         return
+    if role == "worker" and (only or settings.admin_token is not None):
+        # First: whatever fails after it, the user has no more rights than it is to have.
+        ask_admin(lambda admin: admin.set_user(name, only or None), as_json=as_json)
     try:
-        api = open_management(read_settings(environment()).require_broker_url(), management)
+        api = open_management(settings.require_broker_url(), management)
         api = api if vhost is None else replace(api, vhost=vhost)
         api.put(f"users/{quote(name, safe='')}", {"password": password, "tags": tags})
         for limit, value in USER_LIMITS.items():
@@ -80,6 +88,16 @@ def add_user(
     print_stdout(f"added    {name}, as {role}, in the virtual host {api.vhost}\npassword {password}")
     path = "" if api.vhost == DEFAULT_VHOST else quote(api.vhost, safe="")
     print_stderr(f"next     QUINTAIN_BROKER_URL=amqp://{name}:PASSWORD@HOST/{path} for this {role} alone")
+
+
+def limit_user(name: NameArgument, only: OnlyOption = None, as_json: AsJson = False) -> None:
+    """Record in the ledger which targets a user's workers may serve; without --only, any. `add-user` does it itself."""
+    rights = ask_admin(lambda admin: admin.set_user(name, only or None), as_json=as_json)
+    if as_json:
+        print_json(rights)
+        return
+    allowed = "any target" if rights.targets is None else f"{', '.join(rights.targets)} only"
+    print_stdout(f"limited  {escape_for_terminal(f'{rights.user}: its workers may serve {allowed}')}")
 
 
 def _vhost_of_url() -> str:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+from quintain.contracts.fleet import SetUser, UserRights
 from quintain.contracts.ledger import CallKey, DrainState, Heartbeat, LeaseRenewed, Register
 from quintain.contracts.session import RegisteredWorker, WorkerList
 from quintain.contracts.values import shorten
-from quintain.errors import BadRequest
+from quintain.errors import BadRequest, ForbiddenTarget, Unauthorized
 from quintain.timings import DEFAULT_TIMINGS
 from quintain_metadata.ledger.targets import extend_pause, free_slots_of_others, paused_targets, record_served_targets
 from quintain_metadata.store.base import ForEach, Lookup, SqlProgram, execute
@@ -17,6 +19,10 @@ from quintain_metadata.store.base import ForEach, Lookup, SqlProgram, execute
 DRAIN_RANKS = {drain: rank for rank, drain in enumerate(DrainState)}
 
 _DRAINS_BY_RANK = tuple(DrainState)
+
+
+#: The user of connections that name none.
+DEFAULT_USER = "guest"
 
 
 def drain_from_rank(rank: int) -> DrainState:
@@ -90,12 +96,14 @@ MAX_CANCELLED_PER_HEARTBEAT = 500
 
 
 def register_worker(
-    now: int, registration: Register, lease_ms: int = DEFAULT_TIMINGS.lease_ms
+    now: int, registration: Register, lease_ms: int = DEFAULT_TIMINGS.lease_ms, user: str = DEFAULT_USER
 ) -> SqlProgram[LeaseRenewed]:
-    """Register a worker and its targets, with a lease of ``lease_ms`` milliseconds.
+    """Register a worker of a user of the broker, and its targets, with a lease of ``lease_ms`` milliseconds.
 
-    A registration with ``sole`` ends the leases of earlier processes with the same worker id.
+    A registration with ``sole`` ends the leases of earlier processes with the same worker id; those of other users only
+    where the user may serve any target. Raises `ForbiddenTarget`.
     """
+    is_limited = yield from check_targets(user, (target.name for target in registration.targets))
     for target in registration.targets:
         yield from execute(
             "INSERT INTO target (name, provider, model, judge_target, max_concurrency, registered_at, fingerprint,"
@@ -116,27 +124,31 @@ def register_worker(
     if registration.sole:
         # 0 counts as lapsed even while the expiry of leases is suspended.
         yield from execute(
-            "UPDATE worker SET lease_until = 0 WHERE worker_id = ? AND incarnation <> ?",
-            registration.worker_id,
-            registration.incarnation,
+            "UPDATE worker SET lease_until = 0 WHERE worker_id = ? AND incarnation <> ? AND (user_name = ? OR ? = 0)",
+            *(registration.worker_id, registration.incarnation, user, int(is_limited)),
         )
     heartbeat = Heartbeat(
         worker_id=registration.worker_id, incarnation=registration.incarnation, drain=registration.drain
     )
-    return (yield from renew_lease(now, heartbeat, lease_ms))
+    return (yield from renew_lease(now, heartbeat, lease_ms, user))
 
 
-def renew_lease(now: int, heartbeat: Heartbeat, lease_ms: int = DEFAULT_TIMINGS.lease_ms) -> SqlProgram[LeaseRenewed]:
+def renew_lease(
+    now: int, heartbeat: Heartbeat, lease_ms: int = DEFAULT_TIMINGS.lease_ms, user: str = DEFAULT_USER
+) -> SqlProgram[LeaseRenewed]:
     """Renew one worker's lease, as `renew_leases` does."""
-    return (yield from renew_leases(now, [heartbeat], lease_ms))[0]
+    return (yield from renew_leases(now, [(heartbeat, user)], lease_ms))[0]
 
 
-def renew_leases(now: int, heartbeats: Sequence[Heartbeat], lease_ms: int) -> SqlProgram[list[LeaseRenewed]]:
-    """Renew the leases of several workers, one heartbeat of each, and apply the pauses that they report.
+def renew_leases(now: int, of_users: Sequence[tuple[Heartbeat, str]], lease_ms: int) -> SqlProgram[list[LeaseRenewed]]:
+    """Renew the leases of several workers, one heartbeat of each and its user, and apply the pauses that they report.
 
     Each answer lists the paused targets, the cancelled calls that this worker runs, and whether it must drain.
-    ``known`` is false for a worker that the ledger does not know, which then registers again.
+    ``known`` is false for a worker that the ledger does not know, which then registers again. Raises `ForbiddenTarget`
+    and `Unauthorized`.
     """
+    yield from _check_users(of_users)
+    heartbeats = [heartbeat for heartbeat, _ in of_users]
     for target, duration_ms in sorted(pause for each in heartbeats for pause in (each.pauses or {}).items()):
         yield from extend_pause(now, target, duration_ms)
     # Sorted, so that two services lock the rows of the same workers in one order.
@@ -146,8 +158,8 @@ def renew_leases(now: int, heartbeats: Sequence[Heartbeat], lease_ms: int) -> Sq
     yield ForEach(
         _RENEW_SQL,
         sorted(
-            (each.incarnation, each.worker_id, now + lease_ms, DRAIN_RANKS[each.drain or DrainState.UNSUPPORTED])
-            for each in heartbeats
+            (each.incarnation, each.worker_id, now + lease_ms, DRAIN_RANKS[each.drain or DrainState.UNSUPPORTED], user)
+            for each, user in of_users
         ),
     )
     rows = yield Lookup("SELECT key1, drain FROM wanted JOIN worker ON worker.incarnation = wanted.key1", keys)
@@ -170,10 +182,69 @@ def renew_leases(now: int, heartbeats: Sequence[Heartbeat], lease_ms: int) -> Sq
 
 #: Sets the end of a worker's lease. What was lost with one that is back is counted anew when it is lost again.
 _RENEW_SQL = (
-    "INSERT INTO worker (incarnation, worker_id, lease_until, drain) VALUES (?, ?, ?, ?)"
+    "INSERT INTO worker (incarnation, worker_id, lease_until, drain, user_name) VALUES (?, ?, ?, ?, ?)"
     " ON CONFLICT (incarnation) DO UPDATE SET lease_until = excluded.lease_until, lost_calls = NULL,"
     " drain = CASE WHEN worker.drain > excluded.drain THEN worker.drain ELSE excluded.drain END"
 )
+
+
+def require_user(user_id: str | None) -> str:
+    """Return the user of the broker that a worker's message names. Raises `BadRequest` if it names none."""
+    if user_id is None:
+        raise BadRequest("user_id: the message of a worker must name its user, which the broker checks")
+    return user_id
+
+
+def set_user(now: int, request: SetUser) -> SqlProgram[UserRights]:
+    """Record which targets the workers of a user may serve; where they may serve any, the record is deleted.
+
+    Of its workers that serve others, the next heartbeat is refused.
+    """
+    if request.targets is None:
+        yield from execute("DELETE FROM broker_user WHERE name = ?", request.user)
+    else:
+        yield from execute(
+            "INSERT INTO broker_user (name, targets) VALUES (?, ?)"
+            " ON CONFLICT (name) DO UPDATE SET targets = excluded.targets",
+            *(request.user, json.dumps(request.targets)),
+        )
+    return UserRights(user=request.user, targets=request.targets, now=now)
+
+
+def check_targets(user: str, names: Iterable[str]) -> SqlProgram[bool]:
+    """Return whether a user's workers may serve certain targets only. Raises `ForbiddenTarget` if not these."""
+    allowed = (yield from _allowed_targets([user])).get(user)
+    if allowed is not None:
+        _require_allowed(user, allowed, names)
+    return allowed is not None
+
+
+def _allowed_targets(users: Iterable[str]) -> SqlProgram[dict[str, list[str]]]:
+    keys = [(user,) for user in sorted({*users})]
+    rows = yield Lookup("SELECT name, targets FROM wanted JOIN broker_user ON broker_user.name = wanted.key1", keys)
+    return {row[0]: json.loads(row[1]) for row in rows}
+
+
+def _require_allowed(user: str, allowed: Sequence[str], names: Iterable[str]) -> None:
+    if others := sorted({*names} - {*allowed}):
+        raise ForbiddenTarget(
+            f"The broker's user {shorten(user)!r} may serve {', '.join(allowed) or 'no target'} and not "
+            f"{shorten(others[0])}: use another user, or allow it with `quintain broker add-user --only`"
+        )
+
+
+def _check_users(of_users: Sequence[tuple[Heartbeat, str]]) -> SqlProgram[None]:
+    """Hold heartbeats against what their users' workers may serve, and the workers that they are of."""
+    allowed = yield from _allowed_targets(user for _, user in of_users)
+    limited = {beat.incarnation: (beat, user) for beat, user in of_users if user in allowed}
+    keys = [(incarnation,) for incarnation in limited]
+    rows = yield Lookup("SELECT incarnation, user_name FROM wanted JOIN worker ON incarnation = wanted.key1", keys)
+    if any(row[1] != limited[row[0]][1] for row in rows):
+        raise Unauthorized("This worker is another user's of the broker")
+    served = yield Lookup("SELECT incarnation, target FROM wanted JOIN served_target ON incarnation = key1", keys)
+    for beat, user in limited.values():
+        names = [row[1] for row in served if row[0] == beat.incarnation]
+        _require_allowed(user, allowed[user], [*names, *(beat.pauses or ())])
 
 
 def _cancelled_calls(incarnations: Sequence[tuple[str]]) -> SqlProgram[dict[str, list[CallKey]]]:

@@ -134,13 +134,19 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         )""",
         "CREATE INDEX attempt_of_call ON attempt (session_id, request_id)",
         # ``drain``: the state of its drain, as a rank of `leases.DRAIN_RANKS`. ``lost_calls``: how many calls it ran
-        # when the first of them was found lost with it; null where none was.
+        # when the first of them was found lost with it; null where none was. ``user_name``: of the broker.
         """CREATE TABLE worker (
             incarnation text PRIMARY KEY,
             worker_id text NOT NULL,
             lease_until bigint NOT NULL,
             drain integer NOT NULL DEFAULT 0,
-            lost_calls bigint
+            lost_calls bigint,
+            user_name text
+        )""",
+        # The targets that workers of a user of the broker may serve, as JSON; of a user without a row, any.
+        """CREATE TABLE broker_user (
+            name text PRIMARY KEY,
+            targets text NOT NULL
         )""",
         # ``fingerprint``: of the configuration of the worker that registered it last; null where that computes none.
         # ``position``: the order in which targets were first registered. ``timeout_ms``: how long its calls may take;

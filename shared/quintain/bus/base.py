@@ -52,6 +52,8 @@ class Envelope:
     expiration_ms: int | None = None
     persistent: bool = True
     content_type: str = JSON_CONTENT_TYPE
+    #: Whether the message says the user of the connection, as `Delivery.user_id`.
+    names_user: bool = False
 
 
 class Delivery(Protocol):
@@ -72,6 +74,10 @@ class Delivery(Protocol):
     @property
     def reply_to(self) -> str | None:
         """The AMQP property ``reply_to``: the routing key for the reply."""
+
+    @property
+    def user_id(self) -> str | None:
+        """The broker's user who published the message, where that says so: the broker has checked it."""
 
     @property
     def headers(self) -> Mapping[str, object]:

@@ -40,9 +40,9 @@ class MemoryBroker:
         self._bindings: dict[str, list[tuple[str, str]]] = {}
         self._queues: dict[str, MemoryQueue] = {}
 
-    def connect(self) -> MemoryBus:
-        """Return a new connection; closing it returns its unsettled messages to their queues."""
-        return MemoryBus(self)
+    def connect(self, user: str = "guest") -> MemoryBus:
+        """Return a new connection of this user; closing it returns its unsettled messages to their queues."""
+        return MemoryBus(self, user)
 
     def declare(self, topology: Topology) -> None:
         """Declare exchanges, queues and bindings, and what the queues are bound to; existing ones stay as they are."""
@@ -60,15 +60,15 @@ class MemoryBroker:
             if binding_key not in self._bindings[binding.exchange.name]:
                 self._bindings[binding.exchange.name].append(binding_key)
 
-    def publish(self, exchange: str, key: str, envelope: Envelope) -> None:
-        """Route a message to every bound queue. Raises `Unroutable`, `QueueFull`."""
+    def publish(self, exchange: str, key: str, envelope: Envelope, user: str = "guest") -> None:
+        """Route a message of this user to every bound queue. Raises `Unroutable`, `QueueFull`."""
         queues, exchange_name = self._route(exchange, key)
         if not queues:
             raise Unroutable(f"Nothing is bound to {exchange} for {key!r}")
         if any(queue.is_full for queue in queues):
             raise QueueFull(f"A queue of {exchange} for {key!r} is full")
         for queue in queues:
-            queue.put(envelope, exchange_name, key, dict(envelope.headers))
+            queue.put(envelope, exchange_name, key, dict(envelope.headers), user if envelope.names_user else None)
 
     def queue(self, name: str) -> MemoryQueue:
         """Return the queue of this name. Raises `BusError` if it does not exist."""
@@ -121,7 +121,7 @@ class MemoryBroker:
                 correlation_id=message.envelope.correlation_id,
                 reply_to=message.envelope.reply_to,
             )
-            dead_letter_queue.put(dead_letter, queue.spec.dead_letter_exchange, key, headers)
+            dead_letter_queue.put(dead_letter, queue.spec.dead_letter_exchange, key, headers, message.user_id)
 
     def _remove(self, queue: MemoryQueue) -> None:
         queue.close()
@@ -133,9 +133,8 @@ class MemoryBroker:
 class MemoryBus:
     """One connection to a `MemoryBroker`."""
 
-    def __init__(self, broker: MemoryBroker) -> None:
-        self._broker = broker
-        self.user = "guest"
+    def __init__(self, broker: MemoryBroker, user: str = "guest") -> None:
+        self._broker, self.user = broker, user
         self._redeclared_topology = Topology()
         self._consumers: set[MemoryConsumer] = set()
         self._closed = False
@@ -160,7 +159,7 @@ class MemoryBus:
             raise BrokerUnavailable("This connection is closed")
         # One iteration of the event loop, as a publisher confirm over a socket needs at least.
         await asyncio.sleep(0)
-        self._broker.publish(exchange.name, key, envelope)
+        self._broker.publish(exchange.name, key, envelope, self.user)
 
     async def publish_all(
         self,

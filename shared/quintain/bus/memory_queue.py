@@ -25,6 +25,7 @@ class QueuedMessage:
     key: str
     expires_at: float | None
     headers: Mapping[str, object]
+    user_id: str | None = None
     return_count: int = 0
 
 
@@ -61,11 +62,13 @@ class MemoryQueue:
         """Whether the queue is at its maximum length, so that a publish is rejected."""
         return self.spec.max_length is not None and len(self.ready) >= self.spec.max_length
 
-    def put(self, envelope: Envelope, exchange: str, key: str, headers: Mapping[str, object]) -> None:
+    def put(
+        self, envelope: Envelope, exchange: str, key: str, headers: Mapping[str, object], user_id: str | None
+    ) -> None:
         """Append a message and deliver it if a consumer has capacity."""
         ttls_ms = [ms for ms in (envelope.expiration_ms, self.spec.message_ttl_ms) if ms is not None]
         expires_at = asyncio.get_running_loop().time() + min(ttls_ms) / 1000 if ttls_ms else None
-        self.ready.append(QueuedMessage(envelope, exchange, key, expires_at, headers))
+        self.ready.append(QueuedMessage(envelope, exchange, key, expires_at, headers, user_id))
         self.deliver_ready()
 
     def requeue(self, message: QueuedMessage) -> None:
@@ -162,7 +165,7 @@ class MemoryDelivery:
         envelope = message.envelope
         self.body, self.type, self.expiration_ms = envelope.body, envelope.type, envelope.expiration_ms
         self.correlation_id, self.reply_to = envelope.correlation_id, envelope.reply_to
-        self.exchange, self.routing_key = message.exchange, message.key
+        self.exchange, self.routing_key, self.user_id = message.exchange, message.key, message.user_id
         self.redelivered = message.return_count > 0
         self.headers: Mapping[str, object] = message.headers
         if self.redelivered and queue.spec.kind == "quorum":

@@ -186,7 +186,7 @@ class RabbitBus:
                 channel = await self._usable_channel(timeout_seconds)
                 channel.unconfirmed += len(envelopes)
                 try:
-                    confirms = await _send_together(channel.underlay, exchange, key, envelopes)
+                    confirms = await _send_together(channel.underlay, exchange, key, envelopes, self.user)
                     results = await asyncio.gather(*confirms, return_exceptions=True)
                 finally:
                     channel.unconfirmed -= len(envelopes)
@@ -240,7 +240,7 @@ class RabbitBus:
                 envelope.body,
                 exchange=exchange.name,
                 routing_key=key,
-                properties=_properties(envelope),
+                properties=_properties(envelope, self.user),
                 mandatory=True,
                 wait=False,
             )
@@ -280,7 +280,7 @@ class RabbitBus:
 
 
 async def _send_together(
-    channel: aiormq.Channel, exchange: Exchange, key: str, envelopes: Sequence[Envelope]
+    channel: aiormq.Channel, exchange: Exchange, key: str, envelopes: Sequence[Envelope], user: str
 ) -> list[asyncio.Future[object]]:
     """Send messages with one write, and return the futures of their confirms.
 
@@ -288,7 +288,7 @@ async def _send_together(
     """
     frames, message_ids = list[Basic.Publish | ContentHeader | ContentBody](), list[str]()
     for envelope in envelopes:
-        properties, body, size = _properties(envelope), envelope.body, channel.max_content_size
+        properties, body, size = _properties(envelope, user), envelope.body, channel.max_content_size
         message_ids.append(str(properties.message_id))
         frames.append(Basic.Publish(exchange=exchange.name, routing_key=key, mandatory=True))
         frames.append(ContentHeader(properties=properties, body_size=len(body)))
@@ -310,7 +310,7 @@ def _forget(tags: dict[str, int], message_id: str, _: object) -> None:
     tags.pop(message_id, None)
 
 
-def _properties(envelope: Envelope) -> Basic.Properties:
+def _properties(envelope: Envelope, user: str) -> Basic.Properties:
     return Basic.Properties(
         content_type=envelope.content_type,
         delivery_mode=2 if envelope.persistent else 1,
@@ -321,5 +321,6 @@ def _properties(envelope: Envelope) -> Basic.Properties:
         correlation_id=envelope.correlation_id,
         reply_to=envelope.reply_to,
         headers=dict(envelope.headers),
+        user_id=user if envelope.names_user else None,
         expiration=None if envelope.expiration_ms is None else str(envelope.expiration_ms),
     )

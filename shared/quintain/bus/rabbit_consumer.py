@@ -184,6 +184,7 @@ class RabbitConsumer:
                     type=properties.message_type or "",
                     correlation_id=properties.correlation_id,
                     reply_to=properties.reply_to,
+                    user_id=properties.user_id,
                     headers=properties.headers or {},
                     expiration_ms=int(expiration) if expiration and expiration.isdecimal() else None,
                     exchange=message.exchange or "",
@@ -228,6 +229,7 @@ class RabbitDelivery:
     type: str
     correlation_id: str | None
     reply_to: str | None
+    user_id: str | None
     headers: Mapping[str, object]
     expiration_ms: int | None
     exchange: str

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pydantic import ValidationError
 
 from quintain.client.transport import OPERATION_TIMEOUT_SECONDS, Transport
@@ -15,7 +17,9 @@ from quintain.contracts.fleet import (
     QuotaList,
     QuotaSettings,
     SetQuota,
+    SetUser,
     TargetList,
+    UserRights,
 )
 from quintain.contracts.message import describe_validation_error
 from quintain.errors import BadRequest
@@ -29,6 +33,7 @@ from quintain.routes import (
     QUOTAS,
     RESUME,
     SET_QUOTA,
+    SET_USER,
     SHOW,
     TARGETS,
     WORKERS,
@@ -110,6 +115,10 @@ class Admin:
     async def set_quota(self, request: SetQuota) -> QuotaSettings:
         """Set what a quota may use, in force within two seconds. Raises `BadRequest` where there is no such quota."""
         return await self._call(SET_QUOTA, request)
+
+    async def set_user(self, user: str, targets: Sequence[str] | None) -> UserRights:
+        """Record which targets the workers of a user of the broker may serve; None is any."""
+        return await self._call(SET_USER, SetUser(user=user, targets=None if targets is None else [*targets]))
 
     async def _call(self, route: Route[RequestT, ReplyT], request: RequestT) -> ReplyT:
         return await self._transport.call_route(route, request, timeout_seconds=self._timeout_seconds)

@@ -173,6 +173,21 @@ class QuotaSettings(Message):
     now: Milliseconds
 
 
+class SetUser(StrictMessage):
+    """Record which targets the workers of a user of the broker may serve; None is any."""
+
+    user: Annotated[Text, Field(min_length=1, max_length=255)]
+    targets: list[TargetName] | None = None
+
+
+class UserRights(Message):
+    """Which targets the workers of a user of the broker may serve; None is any."""
+
+    user: Text
+    targets: list[TargetName] | None = None
+    now: Milliseconds
+
+
 #: How many open sessions a fleet's state names at most: the newest.
 MAX_FLEET_SESSIONS = 200
 

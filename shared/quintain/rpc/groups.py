@@ -65,7 +65,7 @@ class GroupedDelivery:
         )
         #: The type that the request or reply has where it is sent alone.
         self.type = item.type or INVOKE.name
-        self.group_correlation_id, self.reply_to = group.correlation_id, group.reply_to
+        self.group_correlation_id, self.reply_to, self.user_id = group.correlation_id, group.reply_to, group.user_id
         self.expiration_ms, self.redelivered = group.expiration_ms, group.redelivered
         self.exchange, self.routing_key = group.exchange, group.routing_key
         self._settlement, self._is_settled = settlement, False

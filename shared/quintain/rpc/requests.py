@@ -118,6 +118,7 @@ class RpcClient:
             reply_to=self._reply_queue.key,
             headers=request.headers,
             expiration_ms=request.expiration_ms,
+            names_user=request.names_user,
         )
         await self._bus.publish(request.exchange, request.key, envelope, timeout_seconds=request.deadline_seconds)
 
@@ -208,6 +209,7 @@ class RpcClient:
             headers=headers,
             deadline_seconds=timeout_seconds,
             expires_seconds=expires_seconds,
+            names_user=route.names_user,
         )
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_seconds
@@ -325,6 +327,7 @@ class RpcRequest(NamedTuple):
     deadline_seconds: float
     #: After how many seconds the broker may drop the request; by default ``deadline_seconds``.
     expires_seconds: float | None = None
+    names_user: bool = False
 
     @property
     def expiration_ms(self) -> int:

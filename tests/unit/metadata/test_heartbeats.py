@@ -63,7 +63,7 @@ async def publish_probe(metadata: RunningMetadataService) -> None:
 async def publish_heartbeat(metadata: RunningMetadataService, incarnation: str, correlation_id: str) -> None:
     body = Heartbeat(worker_id=incarnation, incarnation=incarnation).to_wire()
     reply_to = metadata.rpc_client.reply_key
-    envelope = Envelope(body=body, type="heartbeat", correlation_id=correlation_id, reply_to=reply_to)
+    envelope = Envelope(body=body, type="heartbeat", correlation_id=correlation_id, reply_to=reply_to, names_user=True)
     await metadata.bus.publish(LEDGER, "heartbeat", envelope)
 
 

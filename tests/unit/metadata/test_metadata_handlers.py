@@ -38,6 +38,7 @@ OPERATION_BODIES: dict[str, tuple[dict[str, object], set[str]]] = {
     "drain": ({"workerId": "w1"}, {"admin"}),
     "quotas": ({}, {"session", "admin"}),
     "set_quota": ({"quota": "team", "concurrency": 3, "reason": "a test"}, {"admin"}),
+    "set_user": ({"user": "worker-a", "targets": ["a"]}, {"admin"}),
 }
 
 
@@ -106,7 +107,7 @@ async def test_what_grants_refuses_unknown_keys_and_other_operations_ignore_them
 ) -> None:
     token = session.token if "session" in OPERATION_BODIES[operation][1] else ADMIN_TOKEN
     body = {**operation_body(operation, session), "maxcalls": 5}
-    if operation not in {"open", "amend", "set_quota"}:
+    if operation not in {"open", "amend", "set_quota", "set_user"}:
         assert await metadata.call_operation(operation, token, body)
         return
     with pytest.raises(BadRequest, match="unknown key 'maxcalls'"):

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from quintain.bus.base import Delivery, Envelope
+from quintain.contracts.headers import PROTOCOL_VERSION
 from quintain.contracts.invoke import FaultReply, TokenUsage
 from quintain.contracts.ledger import (
     Admission,
@@ -19,17 +20,20 @@ from quintain.contracts.ledger import (
     AdmitReply,
     Heartbeat,
     LeaseRenewed,
+    Register,
     Settle,
     SettleBatch,
+    TargetCard,
 )
 from quintain.contracts.message import LARGE_REPLY_BYTES
 from quintain.contracts.session import SessionOpened
-from quintain.errors import Unroutable
-from quintain.routes import HEARTBEAT
+from quintain.errors import ForbiddenTarget, Unroutable
+from quintain.routes import HEARTBEAT, REGISTER
+from quintain.rpc.requests import RpcClient
 from quintain.topology import LEDGER, target_queue
 from quintain_metadata.store.sqlite import SqliteLedger
 from support.ledger_driver import admit_request, result, settle_request
-from support.metadata_service import RunningMetadataService, next_delivery, run_metadata_service
+from support.metadata_service import ADMIN_TOKEN, RunningMetadataService, next_delivery, run_metadata_service
 from support.quick import timings
 from support.waiting import wait_until
 
@@ -64,8 +68,9 @@ class Worker:
     async def settle(self, *items: Settle) -> None:
         await self.publish("settle", SettleBatch(incarnation="w1", items=list(items)).to_wire())
 
-    async def publish(self, key: str, body: bytes) -> None:
-        envelope = Envelope(body=body, type=key, correlation_id="admit", reply_to=self.metadata.rpc_client.reply_key)
+    async def publish(self, key: str, body: bytes, *, names_user: bool = True) -> None:
+        reply_to = self.metadata.rpc_client.reply_key
+        envelope = Envelope(body=body, type=key, correlation_id="admit", reply_to=reply_to, names_user=names_user)
         await self.metadata.bus.publish(LEDGER, key, envelope)
 
     async def next_reply(self) -> AdmitReply:
@@ -245,6 +250,41 @@ async def test_a_worker_that_speaks_another_version_of_the_protocol_is_refused(
     fault = FaultReply.from_wire((await next_delivery(worker.replies)).body)
     assert fault.code == "bad_request"
     assert "version 2" in fault.error
+
+
+@pytest.mark.parametrize("key", ["register", "heartbeat"])
+async def test_a_workers_message_that_names_no_user_is_refused(worker: Worker, key: str) -> None:
+    body = b'{"workerId": "w", "incarnation": "w9", "protocol": 1, "targets": []}'
+    await worker.publish(key, body, names_user=False)
+    fault = FaultReply.from_wire((await next_delivery(worker.replies)).body)
+    assert fault.code == "bad_request"
+    assert "user_id" in fault.error
+
+
+async def test_a_users_record_holds_for_its_workers_and_harms_no_other(metadata: RunningMetadataService) -> None:
+    assert await metadata.call_operation("set_user", ADMIN_TOKEN, {"user": "worker-l", "targets": ["l"]})
+    bus = metadata.memory.connect("worker-l")
+    async with RpcClient(bus) as limited:
+        refused = Register(worker_id="x", incarnation="x", targets=[card_of("secret")], protocol=PROTOCOL_VERSION)
+        with pytest.raises(ForbiddenTarget, match="secret"):
+            await limited.call_route(REGISTER, refused, {})
+        assert not metadata.memory.has_queue(target_queue("secret").name)
+        await limited.call_route(REGISTER, refused.with_fields(targets=[card_of("l")]), {})
+        beat = Heartbeat(worker_id="x", incarnation="x")
+        # One batch of heartbeats, which another worker's is in.
+        answers = await asyncio.gather(
+            limited.call_route(HEARTBEAT, beat.with_fields(pauses={"a": 60_000}), {}),
+            metadata.rpc_client.call_route(HEARTBEAT, Heartbeat(worker_id="w1", incarnation="w1"), {}),
+            return_exceptions=True,
+        )
+        assert isinstance(answers[0], ForbiddenTarget)
+        assert isinstance(answers[1], LeaseRenewed)
+        assert (await limited.call_route(HEARTBEAT, beat, {})).paused is None
+    await bus.close()
+
+
+def card_of(name: str) -> TargetCard:
+    return TargetCard(name=name, provider="mock", max_concurrency=1)
 
 
 async def test_the_sweep_ends_what_time_has_ended_and_outlives_a_defect(
