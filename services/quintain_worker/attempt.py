@@ -259,7 +259,8 @@ class Attempt:
         """Wait ``seconds`` before a try, and longer while the target is paused; returns the seconds left for the try.
 
         Raises the last failure where the wait would exceed the deadline, and `_CallReturned` where the call must not be
-        held that long or the worker stops. A call that may have been billed cannot be returned and waits to the end.
+        held that long or the worker stops. A call that may have been billed cannot be returned, and waits to the end.
+        It is left to another worker where this one stops before that.
         """
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + seconds
@@ -273,6 +274,9 @@ class Attempt:
             is_unbilled = self._billing is Billing.UNBILLED and not self.policy.unproven
             if is_unbilled and (self.pause.stopping or self.pause.holds_no_longer(remaining_seconds)):
                 raise _CallReturned
+            if now + remaining_seconds >= self.pause.stops_at:
+                # Its worker will not be there: another one takes the call over.
+                raise asyncio.CancelledError
             await self.pause.changed.wait(remaining_seconds)
             if is_paused:
                 self._timeout_ends_at += loop.time() - now

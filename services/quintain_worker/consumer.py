@@ -252,7 +252,7 @@ class TargetConsumer:
 
     async def drain(self, timeout_seconds: float) -> bool:
         """Wait up to ``timeout_seconds`` for the deliveries in flight. Returns False where some were cancelled."""
-        self.pause.stop()
+        self.pause.stop(timeout_seconds)
         await asyncio.gather(*self._opening)
         consumers = [*self._retired, *self._open_consumers()]
         drained = await asyncio.gather(*(consumer.drain(timeout_seconds) for consumer in consumers))

@@ -135,6 +135,8 @@ class PauseState:
         self.until = -math.inf
         self.changed = Notification()
         self.stopping = False
+        #: Until when a worker that stops waits for its calls, in the loop's seconds.
+        self.stops_at = math.inf
 
     @property
     def remaining_seconds(self) -> float:
@@ -180,7 +182,7 @@ class PauseState:
         self.until = max(self._provider_until, self._ledger_until)
         self.changed.notify_all()
 
-    def stop(self) -> None:
-        """Stop holding calls for the end of a pause: the worker stops."""
-        self.stopping = True
+    def stop(self, grace_seconds: float = math.inf) -> None:
+        """Stop holding calls for the end of a pause: the worker stops, and waits so long for those that run."""
+        self.stopping, self.stops_at = True, asyncio.get_running_loop().time() + grace_seconds
         self.changed.notify_all()

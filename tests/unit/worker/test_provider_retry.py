@@ -371,6 +371,22 @@ async def test_what_may_have_been_billed_is_not_given_back_but_waits_the_pause_o
         await asyncio.gather(running, return_exceptions=True)
 
 
+@pytest.mark.parametrize(("grace_seconds", "is_ended"), [(30, True), (90, False)])
+async def test_a_worker_that_stops_does_not_wait_for_a_try_that_begins_when_it_is_gone(
+    grace_seconds: float, is_ended: bool
+) -> None:
+    pause, provider = PauseState(), ScriptedProvider(failure(Billing.UNKNOWN), throttled(61), YES)
+    running = asyncio.get_running_loop().create_task(attempt_with(provider, pause=pause, seconds=300).run())
+    while len(provider.turns) == 3:
+        await asyncio.sleep(0)
+    await asyncio.wait([running], timeout=0.05)
+    pause.stop(grace_seconds)
+    await asyncio.wait([running], timeout=0.05)
+    assert running.cancelled() is is_ended
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
 async def test_a_worker_that_stops_gives_back_what_rests_between_tries() -> None:
     pause, provider = PauseState(), ScriptedProvider(throttled(30), YES)
     running = asyncio.get_running_loop().create_task(attempt_with(provider, pause=pause, seconds=300).run())
