@@ -8,8 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
-from quintain.agents.conversation import Conversation
-from quintain.agents.function import FunctionConversation
+from quintain.agents.conversation import Conversation, FunctionConversation
 from quintain.config.python_imports import load_object
 from quintain.errors import ConfigError
 
