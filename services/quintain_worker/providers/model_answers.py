@@ -1,4 +1,7 @@
-"""A provider's answer on its way to its caller: as it is where both speak the same API, else as its translation."""
+"""A provider's answer on its way to its caller: as it is where both speak the same API, else as its translation.
+
+The tools that a vendor ran for an answer of its model, such as a search, are steps of the answer.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,9 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Final
 
-from quintain.apis.answer_json import CallNumbers, PartNumbers, UnreadableAnswer
+from quintain.apis.answer_json import CallNumbers, PartNumbers, UnreadableAnswer, parse_object
 from quintain.apis.chat import arguments_of, call_id, pieces_of
 from quintain.apis.requests import left_out
-from quintain.apis.server_tools import server_tool_steps
 from quintain.apis.streams import STREAMS, AnswerStream, StreamTranslation, translate_answer
 from quintain.apis.translation import Json, objects, read_usage, text_of
 from quintain.contracts.agents import AgentStep
@@ -263,3 +265,54 @@ class StreamedPieces:
                     yield ToolCallChunk(index=at, arguments=text)
             elif kind == "text" and text:
                 yield text
+
+
+#: Calls in OpenAI's responses that the caller runs itself.
+_CALLERS_OWN: Final = frozenset(
+    {"function_call", "custom_tool_call", "computer_call", "local_shell_call", "shell_call", "apply_patch_call"}
+)
+
+#: Where the items of OpenAI's responses have what a tool found.
+_RESULTS: Final = ("output", "outputs", "results", "result")
+
+
+def server_tool_steps(api: str, answer: Json) -> tuple[AgentStep, ...]:
+    """Return a step for each tool that a vendor ran for a whole answer of this API."""
+    if api == "messages":
+        return tuple(_of_blocks(objects(answer.get("content"))))
+    return tuple(_of_items(objects(answer.get("output")))) if api == "responses" else ()
+
+
+def _of_blocks(blocks: list[Json]) -> Iterator[AgentStep]:
+    """What Anthropic ran: a block with the call, and one with its result."""
+    found = {str(block["tool_use_id"]): block for block in blocks if "tool_use_id" in block}
+    for block in blocks:
+        if block.get("type") in {"server_tool_use", "mcp_tool_use"}:
+            result = found.get(str(block.get("id")), {})
+            content = result.get("content")
+            is_error = result.get("is_error") is True or (isinstance(content, dict) and "error_code" in content)
+            yield AgentStep(
+                operation="execute_tool",
+                tool=str(block.get("name")),
+                tool_call_id=str(block.get("id")),
+                arguments=block.get("input"),
+                result=content,
+                error_type="_OTHER" if is_error else None,
+            )
+
+
+def _of_items(items: list[Json]) -> Iterator[AgentStep]:
+    """What OpenAI ran: an item has the call and its result."""
+    for item in items:
+        kind = str(item.get("type"))
+        if kind.endswith("_call") and kind not in _CALLERS_OWN:
+            given = {key: item[key] for key in item if key not in {"type", "id", "status", "name", "error", *_RESULTS}}
+            arguments = parse_object(item.get("arguments"))
+            yield AgentStep(
+                operation="execute_tool",
+                tool=str(item.get("name") or kind.removesuffix("_call")),
+                tool_call_id=str(item.get("id")),
+                arguments=given if arguments is None else arguments,
+                result=next((item[name] for name in _RESULTS if item.get(name) is not None), item.get("error")),
+                error_type="_OTHER" if item.get("error") or item.get("status") == "failed" else None,
+            )
