@@ -8,8 +8,7 @@ from pydantic import BaseModel
 
 from generate.markdown import code, from_docstring, table
 from quintain.config.nested_models import NESTED_MODELS
-from quintain.config.quotas import QuotaConcurrency, QuotaConfig
-from quintain.config.targets import TARGET_MODELS
+from quintain.config.targets import TARGET_MODELS, QuotaConcurrency, QuotaConfig
 from quintain.programs.sandbox import Sandbox
 from quintain_runner.spec.asking_graders import RubricCriterion
 from quintain_runner.spec.builtin_graders import ExpectedToolCall

@@ -18,7 +18,7 @@ from quintain.config.fingerprint import target_fingerprints
 from quintain.config.loader import Config
 from quintain.config.prices import target_price
 from quintain.config.program_targets import ProgramTarget
-from quintain.config.quotas import card_of
+from quintain.config.targets import card_of
 from quintain.contracts.fleet import ServiceCard
 from quintain.contracts.headers import PROTOCOL_VERSION
 from quintain.contracts.ledger import CancelBroadcast, DrainState, LeaseRenewed, Register, TargetCard

@@ -10,8 +10,7 @@ import pytest
 from pydantic import SecretStr, ValidationError
 
 from quintain.config.loader import Config, find_config, load_config
-from quintain.config.quotas import card_of
-from quintain.config.targets import AnthropicTarget, CommandTarget, MockTarget, OpenAITarget, PythonTarget
+from quintain.config.targets import AnthropicTarget, CommandTarget, MockTarget, OpenAITarget, PythonTarget, card_of
 from quintain.errors import ConfigError
 
 FROM_THE_PROTOCOL = """

@@ -12,7 +12,7 @@ from quintain.config.fingerprint import target_fingerprints
 from quintain.config.http_targets import HttpTarget
 from quintain.config.loader import Config, load_config
 from quintain.config.prices import target_price
-from quintain.config.quotas import quota_of
+from quintain.config.targets import quota_of
 from quintain.contracts.money import CostTerms
 from quintain.errors import ConfigError
 from quintain_worker.cost_bound import CostRule

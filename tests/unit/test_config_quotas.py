@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from quintain.config.loader import Config, load_config
-from quintain.config.quotas import quota_of
+from quintain.config.targets import quota_of
 from quintain.contracts.quota import QuotaCard, QuotaTerms
 from quintain.errors import ConfigError
 

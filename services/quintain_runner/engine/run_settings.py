@@ -14,8 +14,7 @@ from pathlib import Path
 
 from quintain.config.loader import Config, find_configuration, load_configuration
 from quintain.config.prices import Price, known_prices
-from quintain.config.quotas import card_of
-from quintain.config.targets import TargetConfig
+from quintain.config.targets import TargetConfig, card_of
 from quintain.contracts.ledger import TargetCard
 from quintain.contracts.money import NO_LIMIT, NoLimit
 from quintain.contracts.session import Priority
