@@ -38,7 +38,7 @@ from quintain_worker.providers.provider import CallHolder, Delta
 from quintain_worker.request import IncomingRequest, parse_request
 from quintain_worker.returns import return_copy
 from quintain_worker.session_waits import MessageHold
-from quintain_worker.streaming import InterimAttempt, interim_messages, telling_that_it_runs
+from quintain_worker.streaming import InterimAttempt, interim_messages, progress_after_wait
 from quintain_worker.target import GIVEN_BACK, OK, REPLAYED, PauseState, WorkerTarget
 
 log = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ class DeliveryHandler:
             await self._context.completion.finish(Reply(delivery, fault, echo, delivery.ack))
             return
         seconds = self._waits_until - asyncio.get_running_loop().time()
-        async with telling_that_it_runs(self._context.bus, delivery, self._request, seconds, self._context.timings):
+        async with progress_after_wait(self._context.bus, delivery, self._request, seconds, self._context.timings):
             await in_span(self._span_start, self._process, parent=delivery.headers.get(TRACEPARENT_HEADER))
 
     def _span_start(self) -> SpanStart:

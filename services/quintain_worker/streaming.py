@@ -10,7 +10,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from quintain.bus.base import Bus, Delivery, Envelope
 from quintain.contracts.group import GroupItem
@@ -63,12 +63,13 @@ async def _publish(bus: Bus, delivery: Delivery, item: GroupItem) -> None:
 REFUSED_PART = 0.1
 
 
-def telling_that_it_runs(
+def progress_after_wait(
     bus: Bus, delivery: Delivery, request: IncomingRequest, seconds: float, timings: Timings
 ) -> contextlib.AbstractAsyncContextManager[None]:
-    """Tell a caller of limited patience once, when its call may not wait any more, that it runs, here or elsewhere.
+    """Send one progress message, while the context is open, when the call may not wait any more: it runs then.
 
-    It may wait for so many ``seconds``; one that still waits then is refused, which ends the context.
+    ``seconds`` is how long it may wait; a call that still waits then is refused, which ends the context. Sends nothing
+    where the caller sets no such limit or takes no progress messages.
     """
     if request.wait_until is None or ACCEPT_PROGRESS not in request.accepts:
         return contextlib.nullcontext()
@@ -255,34 +256,18 @@ class ChunkSender:
         """Take the pieces that wait: events are one chunk, other pieces one each."""
         unsent, self._unsent = self._unsent, []
         # A stream has events or other pieces.
-        if unsent and isinstance(unsent[0], dict):
-            return [self._chunk("", events=[piece for piece in unsent if isinstance(piece, dict)])]
-        return [self._chunk_of(piece) for piece in unsent]
+        pieces = [unsent] if unsent and isinstance(unsent[0], dict) else unsent
+        first, self._seq = self._seq, self._seq + len(pieces)
+        return [self._chunk(piece, seq) for seq, piece in enumerate(pieces, first)]
 
-    def _chunk_of(self, piece: Delta) -> Chunk:
-        if isinstance(piece, str):
-            return self._chunk(replace_surrogates(piece))
-        assert not isinstance(piece, dict), "events are one chunk"
-        if isinstance(piece, ReasoningChunk):
-            return self._chunk("", reasoning=piece)
-        return self._chunk("", tool_call=piece)
-
-    def _chunk(
-        self,
-        delta: str,
-        *,
-        tool_call: ToolCallChunk | None = None,
-        reasoning: ReasoningChunk | None = None,
-        events: list[dict[str, Any]] | None = None,
-    ) -> Chunk:
-        self._seq += 1
+    def _chunk(self, piece: Delta | list[Delta], seq: int) -> Chunk:
         return Chunk.unchecked(
             attempt=self._attempt,
-            seq=self._seq - 1,
-            delta=delta,
-            tool_call=tool_call,
-            reasoning=reasoning,
-            events=events,
+            seq=seq,
+            delta=replace_surrogates(piece) if isinstance(piece, str) else "",
+            tool_call=piece if isinstance(piece, ToolCallChunk) else None,
+            reasoning=piece if isinstance(piece, ReasoningChunk) else None,
+            events=piece if isinstance(piece, list) else None,
         )
 
 
