@@ -8,7 +8,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from quintain.runtime.http_server import host_name
 from quintain_gateway import fleet_page
 from quintain_gateway.access_log import AccessLog
-from quintain_gateway.apis import agentv, health, model_apis, quotas, sessions
+from quintain_gateway.apis import agentv, health, model_apis, sessions
 from quintain_gateway.auth import FleetGateway
 from quintain_gateway.endpoint import context_in_scope, error_response_of, header_in_scope
 from quintain_gateway.errors import MisdirectedRequest
@@ -20,7 +20,6 @@ OPERATIONS = (
     *agentv.OPERATIONS,
     *model_apis.OPERATIONS,
     *sessions.OPERATIONS,
-    *quotas.OPERATIONS,
     *fleet_page.OPERATIONS,
     *health.OPERATIONS,
 )
@@ -46,7 +45,6 @@ def build_router(gateway: FleetGateway, access: FleetAccess) -> Router:
     endpoint_groups = (
         health.GatewayHealthEndpoints(gateway),
         sessions.SessionEndpoints(gateway),
-        quotas.QuotaEndpoints(gateway),
         fleet_page.FleetEndpoints(access),
         model_apis.ModelEndpoints(gateway),
         OpenApiEndpoints(OPERATIONS),

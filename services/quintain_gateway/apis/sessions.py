@@ -1,6 +1,7 @@
 """Sessions over HTTP with the admin token: ``POST`` and ``GET /sessions``; ``GET``, ``PATCH`` and ``DELETE`` of one.
 
-A session's own token may only open child sessions of that session and close the session, as over the broker.
+A session's own token may only open child sessions of that session and close the session, as over the broker. ``GET
+/quotas``, what the fleet's provider keys do at present, takes either token.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from starlette.routing import Route
 
 from quintain.client.admin import Admin
 from quintain.contracts.credentials import SessionToken
+from quintain.contracts.fleet import QuotaList
 from quintain.contracts.message import (
     BodyBytes,
     Message,
@@ -110,11 +112,18 @@ OPERATIONS = (
         token=SESSION_TOKEN,
         responses={200: Info, **fault_responses(404, *_COMMON_FAULT_STATUSES)},
     ),
+    Operation(
+        "GET",
+        "/quotas",
+        "Show what each provider key does at present: its limits, and how many calls wait for it",
+        token=SESSION_TOKEN,
+        responses={200: QuotaList, **fault_responses(*_COMMON_FAULT_STATUSES)},
+    ),
 )
 
 
 class SessionEndpoints:
-    """The endpoints that open, list, show, change and close sessions."""
+    """The endpoints that open, list, show, change and close sessions, and that list quotas."""
 
     def __init__(self, gateway: FleetGateway) -> None:
         self._gateway = gateway
@@ -124,6 +133,7 @@ class SessionEndpoints:
                 SESSION_PATH, {"GET": self.show, "PATCH": self.amend, "DELETE": self.close}, PLAIN.to_endpoint
             ),
             method_route(CHILDREN_PATH, {"DELETE": self.close_children}, PLAIN.to_endpoint),
+            method_route("/quotas", {"GET": self.quotas}, PLAIN.to_endpoint),
         ]
 
     async def open(self, request: Request) -> Response:
@@ -182,6 +192,10 @@ class SessionEndpoints:
         if SessionToken.parse(bearer_token(request)).id != request.path_params["session_id"]:
             raise NotFound("There is no such session of this token")
         return _message_response(await client.close_children())
+
+    async def quotas(self, request: Request) -> Response:
+        """``GET /quotas``: return the quotas; the metadata service takes either token."""
+        return _message_response(await self._gateway.admin_client(request).quotas())
 
     async def _verify_token(self, request: Request, admin: Admin) -> None:
         """Raise `Unauthorized` if the token is not valid, before details of an invalid request are disclosed."""

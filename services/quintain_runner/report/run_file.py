@@ -62,20 +62,6 @@ def _git(folder: Path, *arguments: str) -> str | None:
     return completed.stdout if completed.returncode == 0 else None
 
 
-def installed_versions() -> dict[str, str]:
-    """The versions of quintain, of Python and of the platform."""
-    return {"quintain": _quintain_version(), "python": platform.python_version(), "platform": platform.platform()}
-
-
-def _quintain_version() -> str:
-    """The installed version of quintain."""
-    try:
-        return metadata.version("quintain")
-    except metadata.PackageNotFoundError:
-        # A checkout that is not installed as a package.
-        return "unknown"
-
-
 FILE_NAME = "run.json"
 
 
@@ -315,7 +301,11 @@ def open_run(
     earlier = existing or RunFile(configuration=configuration, started_at=_now())
     return earlier.with_fields(
         configuration=configuration,
-        versions=installed_versions(),
+        versions={
+            "quintain": metadata.version("quintain"),
+            "python": platform.python_version(),
+            "platform": platform.platform(),
+        },
         revision=revision_of(evaluation.folder),
         cards=list(cards),
         ended_at=None,
