@@ -29,6 +29,7 @@ from quintain.contracts.invoke import Chunk, InvokeRequest, Result
 from quintain.contracts.values import RequestId, require_possible_deadline
 from quintain.errors import BadRequest, BudgetExhausted, BusError, Expired, Fault, ForbiddenTarget, NoAnswer
 from quintain.rpc.server import integer_header, log_defect
+from quintain.runtime.concurrency import cancel_and_wait
 from quintain.timings import Clock
 from quintain_gateway.endpoint import context_of, unreachable_fault
 
@@ -168,9 +169,7 @@ class CallGroup:
 
     async def cancel(self) -> None:
         """Cancel the calls that still run, and release reservations that were not used."""
-        for call in self._calls:
-            call.cancel()
-        await asyncio.gather(*self._calls, return_exceptions=True)
+        await cancel_and_wait(*self._calls)
         if not self._reserved_ids:
             return
         try:

@@ -26,6 +26,7 @@ from quintain.fleet.fleet_figures import FleetFigures, TargetCondition, TargetFi
 from quintain.fleet.tables import fleet_facts, fleet_tables
 from quintain.fleet.watch import FleetWatch
 from quintain.rpc.requests import RpcClient
+from quintain.runtime.concurrency import cancel_and_wait
 from quintain.web import HEADERS, STATIC_TYPES, entered_token, is_same_text, static_file, template_environment, to_html
 from quintain_gateway.auth import bearer_token
 from quintain_gateway.endpoint import Api, method_route
@@ -355,9 +356,7 @@ class FleetAccess:
         return await started
 
     async def _end_watch(self) -> None:
-        if self._holder is not None:
-            self._holder.cancel()
-            await asyncio.gather(self._holder, return_exceptions=True)
+        await cancel_and_wait(self._holder)
         self._watch = None
 
     async def _hold(self, token: str, started: asyncio.Future[FleetWatch]) -> None:

@@ -23,6 +23,7 @@ from quintain.observe import logs
 from quintain.observe.semconv import lease_request_span, send_event_span
 from quintain.observe.spans import current_traceparent, span_in_trace
 from quintain.remote.stream import LeaseStream, encode_item
+from quintain.runtime.concurrency import cancel_and_wait
 from quintain.target.codec import Codec, write_event
 from quintain.target.exceptions import from_failure, to_failure
 from quintain_host.instances import InstanceThread
@@ -136,8 +137,7 @@ class HostedRun:
     async def stop(self) -> None:
         """Cancel the run, because nobody waits for it any more, and wait until it has ended. Raises no error of it."""
         self._end()
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await cancel_and_wait(self._task)
 
     def _end(self) -> None:
         """Let nothing of the target follow; its threads that wait in `emit` raise."""

@@ -29,6 +29,7 @@ from quintain.observe.spans import span_in_trace
 from quintain.routes import DESCRIBE_HOST
 from quintain.rpc.private_queues import PrivateQueue
 from quintain.rpc.server import send_reply
+from quintain.runtime.concurrency import start_task
 from quintain.target.exceptions import to_failure
 from quintain.timings import Timings
 from quintain.topology import host_topology, lease_topology
@@ -213,9 +214,7 @@ class LeaseSlot:
         finally:
             self._counters.on_address("", "")
             # The next lease does not wait for the deletion of this one's queue.
-            task = asyncio.get_running_loop().create_task(lease.close_queue())
-            self._closing_tasks.add(task)
-            task.add_done_callback(self._closing_tasks.discard)
+            start_task(self._closing_tasks, lease.close_queue())
 
     async def wait_closed(self) -> None:
         """Wait until the queues of ended leases are deleted, and that of the next one."""

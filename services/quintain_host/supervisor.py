@@ -28,6 +28,7 @@ from quintain.contracts.hosting import LEASE_TYPE, HostMessage, LeaseEnded
 from quintain.errors import BusError
 from quintain.programs.processes import ProcessMark, end_process, is_stopped, start_process
 from quintain.programs.program import CannotStart, OutputTail, Program, program_environment, read_pipe, secrets_of
+from quintain.runtime.concurrency import cancel_and_wait
 from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain.topology import REPLY
 from quintain_host.counters import COUNTED, LEASE_ENDED, READY, HostCounters, IpcReader
@@ -123,9 +124,7 @@ class SlotProcesses:
         if self._supervisor_tasks:
             # They tell the drivers of their children.
             _, unfinished = await asyncio.wait(self._supervisor_tasks, timeout=STOP_SECONDS)
-            for task in unfinished:
-                task.cancel()
-            await asyncio.gather(*unfinished, return_exceptions=True)
+            await cancel_and_wait(*unfinished)
         for child in list(self._processes):
             await end_process(child)
 

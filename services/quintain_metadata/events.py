@@ -36,6 +36,7 @@ from quintain.contracts.money import to_dollars
 from quintain.contracts.session import CostUsage, RegisteredWorker, SessionState, is_at
 from quintain.errors import BudgetUnavailable, BusError, Fault, Unroutable
 from quintain.rpc.server import log_defect
+from quintain.runtime.concurrency import cancel_and_wait
 from quintain.topology import CONSUMED_QUEUES, EVENTS, FLEET_KEY, backlog_queue, target_queue
 from quintain_metadata.ledger import leases, targets
 from quintain_metadata.metrics import CallCounter
@@ -255,9 +256,7 @@ class FleetEvents:
 
     async def stop(self) -> None:
         """Stop; what was not published is lost."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await cancel_and_wait(self._task)
 
     async def _run(self) -> None:
         while True:

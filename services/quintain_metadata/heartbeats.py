@@ -23,7 +23,7 @@ from quintain.contracts.message import Message
 from quintain.errors import BrokerRefused, BudgetUnavailable, BusError, Fault
 from quintain.routes import HEARTBEAT_PROBE
 from quintain.rpc.server import result_or_fault, send_reply
-from quintain.runtime.concurrency import Batcher
+from quintain.runtime.concurrency import Batcher, cancel_and_wait
 from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain.topology import admit_topology
 from quintain_metadata.ledger import leases
@@ -107,9 +107,7 @@ class HeartbeatConsumer:
     async def stop(self) -> None:
         """Publish no more probes, and finish the heartbeats that were acknowledged."""
         await asyncio.gather(*self._of_worker.values(), return_exceptions=True)
-        if self._probe_task is not None:
-            self._probe_task.cancel()
-            await asyncio.gather(self._probe_task, return_exceptions=True)
+        await cancel_and_wait(self._probe_task)
 
     async def __call__(self, delivery: Delivery) -> None:
         """Put one heartbeat or probe in the next batch, after those that were delivered before it, and acknowledge it.

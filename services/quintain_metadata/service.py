@@ -21,6 +21,7 @@ from quintain.fleet.announce import ServiceIdentity, announce
 from quintain.routes import ADMIT, OPEN_CHILD, REGISTER
 from quintain.rpc.groups import group_handler
 from quintain.rpc.server import log_defect, result_or_fault, send_reply
+from quintain.runtime.concurrency import cancel_and_wait, running_task, start_task
 from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain.topology import (
     ADMIT_QUEUE,
@@ -150,9 +151,7 @@ class MetadataService:
             *(consumer.drain(grace_seconds) for consumer in self._consumers.values()),
         )
         await self._heartbeats.stop()
-        for task in filter(None, (self._sweep_task, self._grant_task)):
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        await cancel_and_wait(self._sweep_task, self._grant_task)
         await asyncio.gather(*self._fill_tasks)
         with contextlib.suppress(BudgetUnavailable):
             await self._admission_queue.quotas.stop()
@@ -214,9 +213,7 @@ class MetadataService:
     def _on_capacity(self, target: str) -> None:
         """Fill a target's capacity that another service announced: a call has ended, which may have freed money too."""
         work = result_or_fault(self._admission_queue.fill_freed(target), f"filling target {target!r}")
-        task = asyncio.get_running_loop().create_task(work, name=f"fill-{target}")
-        self._fill_tasks.add(task)
-        task.add_done_callback(self._fill_tasks.discard)
+        start_task(self._fill_tasks, work, name=f"fill-{target}")
 
     async def _sweep_periodically(self) -> None:
         while True:
@@ -282,9 +279,5 @@ async def _retaining(ledger: Ledger, retention_days: int | None) -> AsyncIterato
     if retention_days is None:
         yield
         return
-    task = asyncio.get_running_loop().create_task(pruning.prune_periodically(ledger, retention_days), name="prune")
-    try:
+    async with running_task(pruning.prune_periodically(ledger, retention_days), "prune"):
         yield
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from quintain.errors import ConfigError, QuintainError
+from quintain.runtime.concurrency import cancel_and_wait
 from quintain_runner.files import exclusive_lock
 from quintain_runner.report.run_file import RunFile, read_run
 from quintain_runner.results.store import RESULTS_FILE_NAME
@@ -173,10 +174,7 @@ class IndexKeeper:
 
     async def close(self) -> None:
         """Stop after the steps that are being done."""
-        tasks = [task for task in self._tasks.values() if not task.done()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_and_wait(*self._tasks.values())
 
     async def _index(self, folder: Path) -> None:
         try:

@@ -27,6 +27,7 @@ from quintain.contracts.ledger import TargetCard
 from quintain.errors import BadRequest, BusError, Fault
 from quintain.rpc.groups import handle_each, refuse_broken, refuse_group, split_group_or_fault
 from quintain.rpc.server import integer_header
+from quintain.runtime.concurrency import cancel_and_wait, start_task
 from quintain.topology import backlog_queue, target_queue
 from quintain_worker.context import WorkerContext
 from quintain_worker.delivery import DeliveryHandler
@@ -211,9 +212,7 @@ class TargetConsumer:
 
     async def cancel(self) -> None:
         """Stop consuming; deliveries in flight go on."""
-        if self._pause_task is not None:
-            self._pause_task.cancel()
-            await asyncio.gather(self._pause_task, return_exceptions=True)
+        await cancel_and_wait(self._pause_task)
         for consumer in self._open_consumers():
             await consumer.cancel()
         for slots in (self._call_slots, self._backlog_slots, self._turn_slots):
@@ -386,9 +385,7 @@ class TargetConsumer:
         def on_held() -> None:
             nonlocal further
             if self._consumer is not None and len(self._further) < MAX_FURTHER_CONSUMERS:
-                further = asyncio.get_running_loop().create_task(open_further(), name=f"further-{self._name}")
-                self._opening.add(further)
-                further.add_done_callback(self._opening.discard)
+                start_task(self._opening, open_further(), name=f"further-{self._name}")
 
         try:
             return await handler.join(on_held)

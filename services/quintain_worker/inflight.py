@@ -24,6 +24,7 @@ from quintain.contracts.invoke import Result
 from quintain.contracts.ledger import PRINTABLE, CallKey
 from quintain.errors import BusError, Expired, Overloaded
 from quintain.routes import INVOKE
+from quintain.runtime.concurrency import start_task
 from quintain_worker.returns import copy_of
 
 log = logging.getLogger(__name__)
@@ -272,9 +273,7 @@ class InflightCalls:
             for call in calls:
                 if call.ends_at is not None and call.copy_at <= due_until and call.held is not None:
                     call.copy_at = math.inf
-                    task = loop.create_task(self._copy(call, call.held, call.ends_at), name="copy a message")
-                    self._copying.add(task)
-                    task.add_done_callback(self._copying.discard)
+                    start_task(self._copying, self._copy(call, call.held, call.ends_at), name="copy a message")
         self._copy_timer = loop.call_later(seconds, self._publish_due_copies) if self._calls else None
 
     async def _copy(self, call: InflightCall, held: Delivery, ends_at: float) -> None:

@@ -19,6 +19,7 @@ from quintain.contracts.ledger import DrainState, Heartbeat, LeaseRenewed, Regis
 from quintain.errors import BrokerUnavailable, BudgetUnavailable, BusError, Fault, NoAnswer
 from quintain.routes import HEARTBEAT, REGISTER
 from quintain.rpc.requests import RpcClient
+from quintain.runtime.concurrency import cancel_and_wait
 from quintain.timings import Clock, Timings
 
 log = logging.getLogger(__name__)
@@ -87,9 +88,7 @@ class WorkerLease:
         tasks, self._tasks = self._tasks, []
         if not tasks:
             return
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_and_wait(*tasks)
         if self._drain is not None:
             self._drain = DrainState.DRAINED
             try:

@@ -26,6 +26,7 @@ from quintain.contracts.invoke import Chunk, Progress, ReasoningChunk, ToolCallC
 from quintain.contracts.values import MAX_DEADLINE_SECONDS, replace_surrogates
 from quintain.errors import BadRequest, BusError
 from quintain.rpc.server import GroupedReply, ReplyGroups, truncate_echo
+from quintain.runtime.concurrency import running_task
 from quintain.timings import Timings
 from quintain.topology import REPLY
 from quintain_worker.providers.provider import Delta, next_join
@@ -104,12 +105,8 @@ async def report_progress(
                 log.info("Progress messages of a call are no longer sent: %s", error.message)
                 return
 
-    task = asyncio.get_running_loop().create_task(send_periodically(), name="progress")
-    try:
+    async with running_task(send_periodically(), "progress"):
         yield
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 #: More tries than any call makes, so that the chunks of a later attempt void those of all earlier tries.

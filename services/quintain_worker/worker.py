@@ -26,6 +26,7 @@ from quintain.errors import Fault
 from quintain.fleet.announce import ServiceIdentity, announce
 from quintain.programs.agent_urls import AgentUrls
 from quintain.rpc.requests import RpcClient
+from quintain.runtime.concurrency import start_task
 from quintain.settings import CONSUMER_TIMEOUT_SECONDS, read_trace_settings, without_variables
 from quintain.timings import DEFAULT_TIMINGS, Clock, Timings
 from quintain.topology import cancel_topology, target_queue
@@ -235,9 +236,7 @@ class Worker:
     def _start_sharing(self, consumer: TargetConsumer, free_slots: int) -> None:
         if not (calls := consumer.calls_for_others(free_slots)):
             return
-        task = asyncio.get_running_loop().create_task(consumer.return_waiting(calls), name="share calls")
-        self._sharing.add(task)
-        task.add_done_callback(self._sharing.discard)
+        start_task(self._sharing, consumer.return_waiting(calls), name="share calls")
 
 
 def with_instrumentation(

@@ -23,6 +23,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 from quintain.client import client as asynchronous
 from quintain.client.client import Client
 from quintain.errors import BusError
+from quintain.runtime.concurrency import cancel_and_wait
 
 Parameters = ParamSpec("Parameters")
 Returned = TypeVar("Returned")
@@ -158,6 +159,4 @@ class SyncClient:
                 await asyncio.Event().wait()
             finally:
                 # Cancel running calls while the connection is still open.
-                for call in self._calls:
-                    call.cancel()
-                await asyncio.gather(*self._calls, return_exceptions=True)
+                await cancel_and_wait(*self._calls)

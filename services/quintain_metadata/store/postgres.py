@@ -20,6 +20,7 @@ from asyncpg.pool import PoolConnectionProxy
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait_random_exponential
 
 from quintain.errors import BudgetUnavailable, ConfigError
+from quintain.runtime.concurrency import cancel_and_wait
 from quintain_metadata.store.base import LeaseExpiry, Operation, Returned, redacted_url
 from quintain_metadata.store.postgres_connection import (
     Connection,
@@ -271,10 +272,7 @@ class CapacityNotifications:
 
     async def close(self) -> None:
         """Send and receive no more."""
-        tasks = [task for task in (self._send_task, self._listen_task) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_and_wait(self._send_task, self._listen_task)
 
     async def _send(self) -> None:
         while self._unsent:

@@ -23,6 +23,7 @@ from typing import NamedTuple, Protocol
 from quintain.bus.failure_log import FailureLog
 from quintain.contracts.headers import DELIVERY_COUNT_HEADERS
 from quintain.errors import BrokerUnavailable, BusError
+from quintain.runtime.concurrency import cancel_and_wait
 from quintain.topology import DELIVERY_LIMIT, Exchange, Queue, Topology
 
 HeaderValue = str | int | float | bool | None
@@ -263,10 +264,7 @@ class HandlerTasks:
         _, unfinished = (
             await asyncio.wait(running, timeout=timeout_seconds) if timeout_seconds > 0 else (set(), running)
         )
-        for task in unfinished:
-            task.cancel()
-        if unfinished:
-            await asyncio.gather(*unfinished, return_exceptions=True)
+        await cancel_and_wait(*unfinished)
         return not unfinished
 
 

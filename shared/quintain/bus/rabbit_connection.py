@@ -27,6 +27,7 @@ from quintain.bus.base import PUBLISH_TIMEOUT_SECONDS
 from quintain.bus.failure_log import FailureLog
 from quintain.contracts.credentials import mask_tokens
 from quintain.errors import BrokerRefused, BrokerUnavailable, BusError, ConfigError, QueueFull, Unroutable
+from quintain.runtime.concurrency import cancel_and_wait
 from quintain.settings import all_node_urls, without_password
 from quintain.topology import Exchange
 
@@ -157,9 +158,7 @@ class RabbitConnection:
 
     async def close(self) -> None:
         """Close the connection permanently."""
-        if self._supervisor is not None:
-            self._supervisor.cancel()
-            await asyncio.gather(self._supervisor, return_exceptions=True)
+        await cancel_and_wait(self._supervisor)
         if self._current_connection is not None:
             await self._current_connection.close()
 

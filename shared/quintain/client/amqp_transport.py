@@ -61,7 +61,7 @@ from quintain.observe.spans import Span, in_span
 from quintain.routes import CANCEL, INFO, INVOKE, RELEASE, RESERVE, ReplyT, RequestT, Route
 from quintain.rpc.requests import RpcClient, RpcRequest, parse_reply
 from quintain.rpc.server import log_defect
-from quintain.runtime.concurrency import BatchSender
+from quintain.runtime.concurrency import BatchSender, cancel_and_wait
 from quintain.timings import Clock
 from quintain.topology import CONVERSATION, target_of_key
 
@@ -110,9 +110,7 @@ class AmqpTransport:
 
     async def close(self) -> None:
         """Wait a few seconds for cancellations that are being sent."""
-        if self._info_task is not None:
-            self._info_task.cancel()
-            await asyncio.gather(self._info_task, return_exceptions=True)
+        await cancel_and_wait(self._info_task)
         await self._cancellations.close(CANCEL_TIMEOUT_SECONDS)
 
     def cancel_later(self, request_ids: Sequence[str]) -> None:

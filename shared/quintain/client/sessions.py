@@ -16,7 +16,7 @@ from quintain.contracts.session import MAX_ANSWERED_IDS, Info
 from quintain.contracts.values import sanitize_request_id
 from quintain.errors import BusError, Fault, NoAnswer
 from quintain.rpc.requests import GroupedRequest, RpcClient, RpcRequest
-from quintain.runtime.concurrency import BatchSender
+from quintain.runtime.concurrency import BatchSender, start_task
 
 #: How many sessions' default targets are kept; the oldest are forgotten first.
 MAX_SESSIONS = 10_000
@@ -147,10 +147,7 @@ class CallGroups:
         if loop.time() - self._asked_at.get(target, -math.inf) <= INFO_SECONDS:
             return None
         self._asked_at[target] = loop.time()
-        task = loop.create_task(self._ask(read_info), name="read info")
-        self._asking.add(task)
-        task.add_done_callback(self._asking.discard)
-        return task
+        return start_task(self._asking, self._ask(read_info), name="read info")
 
     async def _ask(self, read_info: Callable[[], Awaitable[Info]]) -> None:
         with contextlib.suppress(Fault, BusError, NoAnswer):

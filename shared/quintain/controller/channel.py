@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Self
 
 from quintain.controller.scope import require_response
+from quintain.runtime.concurrency import cancel_and_wait
 from quintain.target import Event, EventResponse
 
 
@@ -202,8 +203,7 @@ async def event_channel(receiver: Callable[[EventChannel], Awaitable[None]]) -> 
     try:
         yield channel
     except BaseException:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await cancel_and_wait(task)
         raise
     channel.close()
     await task

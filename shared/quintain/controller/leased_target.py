@@ -36,6 +36,7 @@ from quintain.remote.run_driver import RunDriver
 from quintain.remote.target import to_wire_text
 from quintain.remote.trajectory_recorder import TrajectoryFolder
 from quintain.rpc.requests import RpcClient
+from quintain.runtime.concurrency import cancel_and_wait
 from quintain.settings import environment, read_settings
 from quintain.target import (
     SESSION_SLOT,
@@ -362,8 +363,7 @@ async def _acquire(line: _Connection, name: str, timeouts: TargetTimeouts | None
                 log.warning("Every slot of target %r is taken, or its hosts have ended; one is waited for", name)
         return leasing.result()
     except BaseException:
-        leasing.cancel()
-        await asyncio.gather(leasing, return_exceptions=True)
+        await cancel_and_wait(leasing)
         if not leasing.cancelled() and leasing.exception() is None:
             await leasing.result().release()
         raise

@@ -22,6 +22,7 @@ from quintain.bus.failure_log import FailureLog
 from quintain.contracts.fleet import ServiceCard
 from quintain.errors import BrokerRefused, BusError
 from quintain.rpc.server import delete_queues, result_or_fault, send_reply
+from quintain.runtime.concurrency import running_task
 from quintain.topology import discovery_topology
 
 log = logging.getLogger(__name__)
@@ -59,13 +60,8 @@ class ServiceIdentity:
 @contextlib.asynccontextmanager
 async def announce(bus: Bus, card: Callable[[], ServiceCard]) -> AsyncIterator[None]:
     """Answer discovery requests while the context is open; ``card`` is called for each request. Raises nothing."""
-    announcer = Announcer(bus, card)
-    task = asyncio.get_running_loop().create_task(announcer.run(), name="announce")
-    try:
+    async with running_task(Announcer(bus, card).run(), "announce"):
         yield
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 class Announcer:

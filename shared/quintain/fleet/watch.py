@@ -20,6 +20,7 @@ from quintain.fleet.model import SILENT_SECONDS, FleetModel
 from quintain.routes import DISCOVER
 from quintain.rpc.requests import RpcClient, RpcRequest, parse_reply
 from quintain.rpc.server import delete_queues, log_defect
+from quintain.runtime.concurrency import cancel_and_wait
 from quintain.topology import events_topology
 
 log = logging.getLogger(__name__)
@@ -116,9 +117,7 @@ class FleetWatch:
         try:
             yield self
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await cancel_and_wait(*tasks)
 
     async def wait_state(self, timeout_seconds: float) -> None:
         """Wait until the state of the ledger was read, or could not be, or there is no token for it."""

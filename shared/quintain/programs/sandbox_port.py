@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Self
 
 from quintain.programs.program import CannotStart, start_error
+from quintain.runtime.concurrency import cancel_and_wait, start_task
 
 _READ_BYTES = 65_536
 
@@ -45,14 +46,12 @@ class SandboxPort:
         forwarding: set[asyncio.Task[None]] = set()
 
         def forward(reader: StreamReader, writer: StreamWriter) -> None:
-            task = asyncio.create_task(self._forward(reader, writer), name="sandbox port")
-            forwarding.add(task)
-            task.add_done_callback(forwarding.discard)
+            start_task(forwarding, self._forward(reader, writer), name="sandbox port")
 
         async with contextlib.AsyncExitStack() as stack:
             for fd in fds:
                 await stack.enter_async_context(await asyncio.start_server(forward, sock=socket.socket(fileno=fd)))
-            stack.push_async_callback(_cancelled, forwarding)
+            stack.push_async_callback(lambda: cancel_and_wait(*forwarding))
             self._check(data, (await self._receive())[0])
             yield
 
@@ -108,9 +107,3 @@ async def _copy(reader: StreamReader, writer: StreamWriter) -> None:
             writer.write(data)
             await writer.drain()
         writer.write_eof()
-
-
-async def _cancelled(tasks: set[asyncio.Task[None]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

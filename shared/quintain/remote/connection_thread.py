@@ -18,6 +18,7 @@ from quintain.bus.base import Bus
 from quintain.bus.connect import open_bus
 from quintain.errors import HostLost
 from quintain.rpc.requests import RpcClient
+from quintain.runtime.concurrency import cancel_and_wait
 
 Returned = TypeVar("Returned")
 
@@ -92,9 +93,7 @@ class ConnectionThread:
     async def _disconnect(self) -> None:
         await self._stack.aclose()
         others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        await cancel_and_wait(*others)
 
 
 @contextlib.contextmanager

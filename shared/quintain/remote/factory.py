@@ -20,6 +20,7 @@ from quintain.remote.connection_thread import ConnectionThread
 from quintain.remote.lease import DEFAULT_TIMEOUTS, RemoteLease, TargetTimeouts, acquire_lease
 from quintain.remote.target import RemoteTarget
 from quintain.remote.trajectory_recorder import TrajectoryFolder
+from quintain.runtime.concurrency import start_task
 from quintain.settings import environment, read_settings
 from quintain.target.codec import Codec, domain_tags
 from quintain.target.type_registry import QUINTAIN_TYPES, TagRegistry, TypeRegistry
@@ -145,9 +146,7 @@ class LeasePool:
     def _request_below(self, wanted: int) -> None:
         """Request one more lease if fewer than ``wanted`` are ready or requested."""
         if self._is_open and len(self._ready) + len(self._requests) < wanted:
-            task = asyncio.get_running_loop().create_task(self._request())
-            self._requests.add(task)
-            task.add_done_callback(self._requests.discard)
+            start_task(self._requests, self._request())
 
     async def _request(self) -> None:
         """Lease an instance; what its factory raises is for a caller. Ends where nobody wants it any more."""

@@ -21,6 +21,7 @@ from quintain.remote.connection_thread import Executor
 from quintain.remote.lease import DEFAULT_TIMEOUTS, RemoteLease, RunItems, TargetTimeouts
 from quintain.remote.stream import encode_item
 from quintain.remote.trajectory_recorder import TrajectoryRecorder
+from quintain.runtime.concurrency import cancel_and_wait, start_task
 from quintain.target.codec import Codec, write_response
 from quintain.target.types import local_now
 
@@ -82,9 +83,7 @@ class RunDriver:
             self._draining = True
             if not self._ended.cancel() and not self._ended.cancelled():
                 self._ended.exception()  # marks it retrieved: it was raised already, or its waiter is cancelled
-            for task in self._send_tasks:
-                task.cancel()
-            await asyncio.gather(*self._send_tasks, return_exceptions=True)
+            await cancel_and_wait(*self._send_tasks)
             self._executor.call_soon(self._leave)
 
     async def _wait_ended(self) -> None:
@@ -155,9 +154,7 @@ class RunDriver:
                 # order.
                 self._emit(self._codec.event(item.event, timestamp=local_now()))
             case SendEvent():
-                task = self._loop.create_task(self._answer_event(number, item))
-                self._send_tasks.add(task)
-                task.add_done_callback(self._send_tasks.discard)
+                start_task(self._send_tasks, self._answer_event(number, item))
                 return True
             case LogLine():
                 self._forward_log(item)

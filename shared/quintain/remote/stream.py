@@ -20,6 +20,7 @@ from quintain.bus.base import Bus, Delivery, Envelope
 from quintain.bus.failure_log import FailureLog
 from quintain.contracts.hosting import LEASE_TYPE, DriverMessage, EventReply, HostItem, HostMessage, LeaseRequest
 from quintain.errors import BadRequest, BusError, Unroutable
+from quintain.runtime.concurrency import cancel_and_wait
 from quintain.timings import Timings
 from quintain.topology import HOST, Exchange
 
@@ -184,10 +185,7 @@ class LeaseStream:
             # Each publish that ends begins the next one.
             await asyncio.wait(self._publishing, timeout=left)
         self._is_closed = True
-        tasks = [*self._publishing, *([] if self._beating is None else [self._beating])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_and_wait(*self._publishing, self._beating)
 
     def _has_room(self) -> bool:
         return len(self._sent) + len(self._unsent) < MAX_UNPROCESSED_ITEMS and self._bytes < MAX_UNPROCESSED_BYTES

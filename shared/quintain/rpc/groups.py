@@ -16,6 +16,7 @@ from quintain.contracts.headers import CALL_HEADERS, PROTOCOL_HEADER, PROTOCOL_V
 from quintain.errors import BadRequest, Fault
 from quintain.routes import INVOKE
 from quintain.rpc.server import integer_header, request_id_of, send_reply
+from quintain.runtime.concurrency import cancel_and_wait
 
 
 class _Settlement(IntEnum):
@@ -155,9 +156,7 @@ async def handle_each(handler: Handler, calls: Sequence[GroupedDelivery]) -> Non
     try:
         await all_ended
     except BaseException:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_and_wait(*tasks)
         raise
 
 

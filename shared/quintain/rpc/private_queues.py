@@ -14,6 +14,7 @@ from quintain.bus.base import Bus, Consumer, Delivery, Handler
 from quintain.bus.failure_log import FailureLog
 from quintain.errors import BusError
 from quintain.rpc.server import delete_queues
+from quintain.runtime.concurrency import cancel_and_wait
 from quintain.topology import Queue, Topology, exclusive_reply_topology, reply_topology
 
 log = logging.getLogger(__name__)
@@ -76,8 +77,7 @@ class ReplyQueue:
         """Stop consuming, and delete the queue."""
         self._closed = True
         if self._replace_task is not None:
-            self._replace_task.cancel()
-            await asyncio.gather(self._replace_task, return_exceptions=True)
+            await cancel_and_wait(self._replace_task)
             if self._address is not self._consumed_address:
                 await self._delete(self._address)
         await self._stop_consuming()

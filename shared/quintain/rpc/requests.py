@@ -33,7 +33,7 @@ from quintain.observe.spans import current_traceparent
 from quintain.routes import ReplyT, RequestT, Route
 from quintain.rpc.groups import split_replies
 from quintain.rpc.private_queues import ReplyQueue
-from quintain.runtime.concurrency import RandomIds, TimeLimit, TimeLimits
+from quintain.runtime.concurrency import RandomIds, TimeLimit, TimeLimits, cancel_and_wait, start_task
 from quintain.topology import Exchange
 
 log = logging.getLogger(__name__)
@@ -70,9 +70,7 @@ class RpcClient:
 
     async def close(self) -> None:
         """Stop consuming, and delete the reply queue."""
-        for task in self._resend_tasks:
-            task.cancel()
-        await asyncio.gather(*self._resend_tasks, return_exceptions=True)
+        await cancel_and_wait(*self._resend_tasks)
         await self._reply_queue.close()
 
     async def __aenter__(self) -> Self:
@@ -275,9 +273,7 @@ class RpcClient:
                 self._start_resend(correlation_id, pending)
 
     def _start_resend(self, correlation_id: str, pending: PendingCall) -> None:
-        task = asyncio.get_running_loop().create_task(self._resend(correlation_id, pending))
-        self._resend_tasks.add(task)
-        task.add_done_callback(self._resend_tasks.discard)
+        start_task(self._resend_tasks, self._resend(correlation_id, pending))
 
     async def _resend(self, correlation_id: str, pending: PendingCall) -> None:
         """Publish a pending request again while its subscriber waits: its reply may have gone to the lost queue.

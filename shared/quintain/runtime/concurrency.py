@@ -1,4 +1,4 @@
-"""Batches, budgets of bytes, limits of time and random ids, for many calls at a time in one event loop."""
+"""Tasks, batches, budgets of bytes, limits of time and random ids, for many calls at a time in one event loop."""
 
 from __future__ import annotations
 
@@ -7,13 +7,42 @@ import contextlib
 import contextvars
 import math
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
+Returned = TypeVar("Returned")
+
+
+async def cancel_and_wait(*tasks: asyncio.Future[Any] | None) -> None:
+    """Cancel these tasks, if there are any, and wait until they have ended. Raises no error of theirs."""
+    started = [task for task in tasks if task is not None]
+    for task in started:
+        task.cancel()
+    await asyncio.gather(*started, return_exceptions=True)
+
+
+def start_task(
+    tasks: set[asyncio.Task[Returned]], work: Coroutine[Any, Any, Returned], *, name: str | None = None
+) -> asyncio.Task[Returned]:
+    """Start a task, which is kept in ``tasks`` until it has ended: the loop itself does not keep it."""
+    task = asyncio.get_running_loop().create_task(work, name=name)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
+    return task
+
+
+@contextlib.asynccontextmanager
+async def running_task(work: Coroutine[Any, Any, object], name: str) -> AsyncIterator[None]:
+    """Run a task while the context is open; it is cancelled at the end."""
+    task = asyncio.get_running_loop().create_task(work, name=name)
+    try:
+        yield
+    finally:
+        await cancel_and_wait(task)
 
 
 @dataclass(slots=True, eq=False)

@@ -13,6 +13,7 @@ from quintain.contracts.agents import Turn
 from quintain.errors import ConversationLost, Overloaded
 from quintain.programs.agent_urls import AgentUrl
 from quintain.programs.line_program import LineProgram
+from quintain.runtime.concurrency import start_task
 
 log = logging.getLogger(__name__)
 
@@ -205,7 +206,4 @@ class ConversationPool:
             process.expiry = None
 
     def _spawn(self, ending: Coroutine[None, None, None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(ending, name=f"end a process of {self._name}")
-        self._ending.add(task)
-        task.add_done_callback(self._ending.discard)
-        return task
+        return start_task(self._ending, ending, name=f"end a process of {self._name}")

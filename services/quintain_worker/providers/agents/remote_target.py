@@ -37,7 +37,7 @@ from quintain.remote.connection_thread import InlineExecutor
 from quintain.remote.lease import RemoteLease, TargetTimeouts, acquire_lease, describe_host
 from quintain.remote.run_driver import RunDriver
 from quintain.rpc.requests import RpcClient
-from quintain.runtime.concurrency import IdleLimit
+from quintain.runtime.concurrency import IdleLimit, cancel_and_wait
 from quintain.target import SESSION_SLOT
 from quintain.target.codec import Codec
 from quintain.target.type_registry import QUINTAIN_TYPES
@@ -144,9 +144,7 @@ class RemoteTargetProvider(HostedProvider):
 
     async def close(self) -> None:
         """Stop asking the hosts, and close the RPC client."""
-        if self._watch is not None:
-            self._watch.cancel()
-            await asyncio.gather(self._watch, return_exceptions=True)
+        await cancel_and_wait(self._watch)
         await self._rpc_client.close()
 
     def _question(self, request: InvokeRequest) -> str:
