@@ -34,15 +34,17 @@ log = logging.getLogger(__name__)
 #: So many failures to attach in a row over an open connection count as the loss of the queue.
 MAX_ATTACH_FAILURES = 5
 
-#: The first and the longest pause between further attempts, in seconds: the queue's node may be down for long, and a
-#: broker that refuses logs each refusal.
+#: Pause between further attempts, in seconds: the queue's node may be down for long. After refusals, each of which the
+#: broker logs, it doubles up to the longest one.
 FAILED_RETRY_SECONDS, MAX_RETRY_SECONDS = 2.0, 16.0
 
 
-def retry_seconds(failures: int) -> float:
+def retry_seconds(failures: int, *, is_refused: bool) -> float:
     """Return the pause after so many failures to attach in a row."""
     further = failures - MAX_ATTACH_FAILURES
-    return RETRY_SECONDS if further < 0 else min(FAILED_RETRY_SECONDS * 2 ** min(further, 10), MAX_RETRY_SECONDS)
+    if further < 0:
+        return RETRY_SECONDS
+    return min(FAILED_RETRY_SECONDS * 2 ** min(further, 10), MAX_RETRY_SECONDS) if is_refused else FAILED_RETRY_SECONDS
 
 
 class RabbitConsumer:
@@ -148,7 +150,7 @@ class RabbitConsumer:
                 self._count_failure()
             if not self._cancelled:
                 self._consumer_tag = None
-                await asyncio.sleep(retry_seconds(self._attach_failures))
+                await asyncio.sleep(retry_seconds(self._attach_failures, is_refused=isinstance(error, BrokerRefused)))
                 # The loss of the connection, which ends every consumer, is logged once for all of them.
                 if self._connection.reconnects == reconnects:
                     self._failures.failed(error, self)
