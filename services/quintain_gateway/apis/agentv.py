@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import secrets
-from functools import partial
 from typing import Any
 
 from pydantic import Field, ValidationError, computed_field
@@ -26,7 +25,7 @@ from quintain.contracts.session import Info
 from quintain.errors import BadRequest, Fault, PayloadTooLarge
 from quintain_gateway.auth import FleetGateway, verify_token_on_body_error
 from quintain_gateway.calls import read_client_timeout, read_deadline_seconds, read_request_id, send_in_time
-from quintain_gateway.endpoint import HTTP_METHODS, UNMATCHED_ROUTE, Api, cancel_on_disconnect, context_of
+from quintain_gateway.endpoint import UNMATCHED_ROUTE, Api, cancel_on_disconnect, context_of
 from quintain_gateway.errors import JSON_MEDIA_TYPE, MethodNotAllowed, NotFound
 from quintain_gateway.openapi import SESSION_TOKEN, Operation, fault_responses
 from quintain_gateway.response_writer import ignored_header
@@ -231,10 +230,13 @@ class AgentVEndpoints:
     def __init__(self, gateway: FleetGateway) -> None:
         self._gateway = gateway
         # All methods are routed here: as in AgentV, they are answered after the token check.
-        route = partial(Route, endpoint=API.to_endpoint(self.handle), methods=list(HTTP_METHODS))
-        self.routes = [route("/{path:path}")]
+        paths = ("/{path:path}", "/invoke", "/invokeBatch", "/info")
+        everything, *own = [Route(path, API.to_endpoint(self.handle)) for path in paths]
+        for route in (everything, *own):
+            route.methods = None
+        self.routes = [everything]
         #: The same without a prefix: no other API has these paths, and they are found at once where they come first.
-        self.routes_without_prefix = [route("/invoke"), route("/invokeBatch"), route("/info")]
+        self.routes_without_prefix = own
         self._handlers = {
             ("GET", b"info", b""): self.info,
             ("GET", b"info", USAGE_QUERY): self.info,
@@ -252,7 +254,7 @@ class AgentVEndpoints:
         client = await self._gateway.session_client(request)
         if handler is None:
             await client.get_info()
-            if last_segment in _METHODS and request.method in {"HEAD", "PUT", "PATCH", "DELETE"}:
+            if last_segment in _METHODS and request.method not in {"GET", "POST"}:
                 raise MethodNotAllowed.at(f"/{last_segment.decode()}", request.method, _METHODS[last_segment])
             raise NotFound
         return await handler(request, client)

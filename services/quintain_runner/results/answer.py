@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import Field, PlainSerializer
 
 from quintain.contracts.agents import MAX_STEPS_BYTES, AgentStep, Continuation, StepsCut
-from quintain.contracts.invoke import NO_TOKENS, OutputMessage, Result, TokenUsage
+from quintain.contracts.invoke import CUT_REASONS, NO_TOKENS, OutputMessage, Result, TokenUsage
 from quintain.contracts.message import Message
 from quintain.contracts.step_log import cut_steps
 from quintain_runner.results.agent_steps import steps_of
@@ -34,18 +34,11 @@ def _known_counts(usage: TokenUsage) -> dict[str, int]:
     return {kind: count for kind, count in usage if count is not None}
 
 
-#: The finish reasons of answers that ended at a limit of tokens, in the words of APIs, vendors and their libraries.
-_CUT_REASONS = frozenset(
-    {"length", "max_tokens", "max_output_tokens", "max_length", "model_length", "token_limit", "incomplete"}
-    | {"model_context_window_exceeded", "context_length_exceeded", "finish_reason_max_tokens"}
-)
-
-
 def is_cut(result: Result) -> bool:
     """Whether an answer ended at a limit of tokens, by its finish reason, or that of its agent's last message."""
     last = (result.steps or ())[-1:]
     told = [message.get("finish_reason") for step in last for message in step.messages or ()]
-    return str(result.finish_reason or [None, *told][-1]).lower() in _CUT_REASONS
+    return str(result.finish_reason or [None, *told][-1]).lower() in CUT_REASONS
 
 
 #: Token usage as a row holds it.

@@ -17,7 +17,7 @@ from quintain.apis.requests import CONVERSATION_APIS, left_out, own_name, reques
 from quintain.apis.streams import StreamTranslation, translate_answer
 from quintain.apis.translation import Json, Translation, all_objects, invalid, objects, written_usage
 from quintain.contracts.api_request import ApiName, ApiRequest
-from quintain.contracts.invoke import InvokeRequest, InvokeSettings, OutputMessage, ReasoningChunk
+from quintain.contracts.invoke import CUT_REASONS, InvokeRequest, InvokeSettings, OutputMessage, ReasoningChunk
 from quintain.contracts.message import describe_validation_error
 from quintain.contracts.values import shorten
 from quintain.errors import BadRequest, Fault
@@ -27,8 +27,7 @@ from quintain_worker.providers.provider import Billing, Delta, OnText, Provider,
 
 #: OpenAI's finish reasons by those of providers; clients accept only these. All others are ``stop``.
 _FINISH_REASONS = {
-    "length": "length",
-    "max_tokens": "length",
+    **dict.fromkeys(CUT_REASONS, "length"),
     "content_filter": "content_filter",
     "refusal": "content_filter",
     "tool_calls": "tool_calls",
@@ -178,7 +177,7 @@ def chat_answer_of(answer: ProviderAnswer, head: Json) -> Json:
     if said.reasoning:
         turn["reasoning_content"] = "".join(piece.text for piece in said.reasoning)
     logprobs = [token for message in output for token in message.logprobs or []]
-    reason = "tool_calls" if said.tool_calls else _FINISH_REASONS.get(answer.finish_reason or "", "stop")
+    reason = "tool_calls" if said.tool_calls else _FINISH_REASONS.get(str(answer.finish_reason).lower(), "stop")
     choice = {
         "index": 0,
         "message": turn,

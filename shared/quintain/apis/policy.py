@@ -81,7 +81,11 @@ REFUSED_FIELDS: Mapping[str, str] = {
 }  # fmt: skip
 
 #: Values that ask a provider only to store what is asked: nothing is stored, and a call is made without them.
-_ONLY_STORED: Mapping[ApiName, Mapping[str, object]] = {"messages": {"thread": {"type": "create"}}}
+_ONLY_STORED: Mapping[ApiName, Mapping[str, object]] = {
+    "chat": {"store": True},
+    "responses": {"store": True},
+    "messages": {"thread": {"type": "create"}},
+}
 
 #: What the requests of each API are made of, and may thus have.
 _OWN_FIELDS: Mapping[ApiName, frozenset[str]] = {

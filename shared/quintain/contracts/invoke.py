@@ -20,6 +20,12 @@ Unsupported = Literal["refuse", "ignore"]
 #: A JSON object whose keys are defined by the provider, such as a JSON schema.
 JsonObject = dict[str, JsonValue]
 
+#: The finish reasons of answers that ended at a limit of tokens, in the words of APIs, vendors and their libraries.
+CUT_REASONS = frozenset(
+    {"length", "max_tokens", "max_output_tokens", "max_length", "model_length", "token_limit", "incomplete"}
+    | {"model_context_window_exceeded", "context_length_exceeded", "finish_reason_max_tokens"}
+)
+
 
 class Reasoning(Message):
     """A piece of a model's reasoning, which Anthropic calls thinking.

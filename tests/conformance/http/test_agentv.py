@@ -222,7 +222,6 @@ async def test_parallel_batches_overspend_nothing(fleet: MemoryFleet) -> None:
 @pytest.mark.parametrize(
     ("method", "path"),
     [
-        ("TRACE", "/info"),
         ("GET", "/info?usage=1"),
         ("POST", "/invoke?usage=true"),
         ("POST", "/invoke?x=1"),
@@ -230,12 +229,23 @@ async def test_parallel_batches_overspend_nothing(fleet: MemoryFleet) -> None:
         ("GET", "/Info"),
         ("GET", "/"),
         ("PUT", "/x"),
+        ("PROPFIND", "/x"),
     ],
 )
 async def test_everything_else_is_404_behind_the_token(gateway_client: GatewayClient, method: str, path: str) -> None:
     response = await gateway_client.http.request(method, path)
     assert response.status_code == 404
     assert method == "HEAD" or response.json()["error"] == "Not found"
+
+
+@pytest.mark.parametrize("method", ["PUT", "TRACE", "PROPFIND"])
+@pytest.mark.parametrize("path", ["/info", "/invoke", "/prefix/invokeBatch"])
+async def test_another_method_of_its_paths_is_405_in_its_own_words(
+    gateway_client: GatewayClient, method: str, path: str
+) -> None:
+    response = await gateway_client.http.request(method, path)
+    assert (response.status_code, response.json()["code"]) == (405, "method_not_allowed")
+    assert response.headers["allow"] == ("GET" if path == "/info" else "POST")
 
 
 async def test_twenty_sockets_that_stall_between_headers_and_body_overspend_nothing(fleet: MemoryFleet) -> None:

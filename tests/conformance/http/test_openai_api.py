@@ -201,13 +201,15 @@ async def test_what_changes_no_answer_is_accepted_and_named(client: openai.Async
         model="echo",
         messages=HELLO,
         user="somebody",
-        store=False,
+        store=True,
         metadata={"a": "b"},
         service_tier="flex",
         safety_identifier="s",
         prompt_cache_key="k",
     )
-    assert raw.headers["x-quintain-ignored"] == "metadata, prompt_cache_key, safety_identifier, service_tier, user"
+    assert (
+        raw.headers["x-quintain-ignored"] == "metadata, prompt_cache_key, safety_identifier, service_tier, store, user"
+    )
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -15,7 +16,14 @@ from quintain.apis.requests import CONVERSATION_APIS, request_to_chat
 from quintain.apis.streams import translate_answer
 from quintain.apis.translation import Translation, read_usage
 from quintain.contracts.api_request import ApiName, read_request
-from quintain.contracts.invoke import InvokeRequest, OutputMessage, Reasoning, ReasoningChunk, TokenUsage
+from quintain.contracts.invoke import (
+    CUT_REASONS,
+    InvokeRequest,
+    OutputMessage,
+    Reasoning,
+    ReasoningChunk,
+    TokenUsage,
+)
 from quintain.errors import BadRequest
 from quintain_gateway.bodies import BODIES, parse_body
 from quintain_gateway.response_writer import MAX_NAME_LENGTH, format_field_names
@@ -187,6 +195,27 @@ async def test_every_count_is_told_in_the_words_of_the_api(api: ApiName) -> None
     assert answer.body is not None
     chat = translate_answer(api, "chat", dict(answer.body))
     assert read_usage("chat", chat["usage"]) == answer.token_usage
+
+
+@dataclass
+class EndsWith(OtherPieces):
+    """A provider whose answers end for this reason."""
+
+    reason: str
+
+    async def answer(
+        self, request: InvokeRequest, *, timeout_seconds: float, on_text: OnText | None = None
+    ) -> ProviderAnswer:
+        """Answer."""
+        return ProviderAnswer(text="one", finish_reason=self.reason)
+
+
+@pytest.mark.parametrize("reason", sorted(CUT_REASONS))
+async def test_an_answer_that_a_vendor_cut_is_cut_in_openais_words(reason: str) -> None:
+    [request] = parse_body("chat", json.dumps(ASK["chat"]).encode(), NO_HEADERS).requests
+    answer = await ApiConversation(EndsWith(reason.upper())).answer(request, timeout_seconds=1)
+    assert answer.body is not None
+    assert answer.body["choices"][0]["finish_reason"] == "length"
 
 
 class ThinkingAloud(OtherPieces):
