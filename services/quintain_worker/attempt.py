@@ -37,8 +37,7 @@ from quintain_worker.target import PauseState, WorkerTarget
 
 log = logging.getLogger(__name__)
 
-#: Backoff between tries, in seconds, with full jitter: the first is at most this long, and the limit doubles with each
-#: try.
+#: Backoff between tries, in seconds, with full jitter: the first is at most this long, and each further one twice that.
 INITIAL_BACKOFF_SECONDS = 0.5
 MAX_BACKOFF_SECONDS = 30.0
 
@@ -57,9 +56,8 @@ class AttemptResult(NamedTuple):
 
     With neither, the call returns to its queue for a later attempt: nothing is charged, and no reply is sent. ``tries``
     is how often the provider was called, and ``unproven`` how many of the tries failed and may have been billed.
-
     `AttemptOutcome.THROTTLED` has the fault of the try, and the call waits for another attempt. ``report`` is how the
-    provider took the try, for the quota of the target.
+    provider took the try, for the quota of the target. ``is_free``: it bills none of the failed tries.
     """
 
     tries: int
@@ -68,19 +66,23 @@ class AttemptResult(NamedTuple):
     outcome: AttemptOutcome = AttemptOutcome.RESULT
     unproven: int = 0
     report: TryReport | None = None
+    is_free: bool = False
+
+    def told(self) -> dict[str, Any]:
+        """Return what the ledger is told of its tries, by the fields of `IncomingRequest.settle`."""
+        return {name: getattr(self, name) for name in ("report", "tries", "unproven", "is_free")}
 
 
 class RetryPolicy(NamedTuple):
     """Limits on the tries of one attempt. ``ends_at`` is the deadline in the loop's seconds.
 
-    ``waits_until`` is until when the call may wait for its provider, which is paused or asks to slow down.
-
-    ``timeout_seconds`` is the target's own limit on all tries and the waits between them, without the pauses of the
-    target. ``unproven``: an earlier attempt may have been billed, so this call must not return to its queue as
-    unbilled. ``is_one_try``: the attempt is one try, after which the call asks again if it may; ``max_tries`` are those
-    that are left. ``has_quota``: a throttled try does not count. ``is_probe``: nor does a failing one. ``asks_once``:
-    the target is not asked where an earlier attempt may have reached it; where it ``holds_conversations``, a turn is
-    told that its own is lost.
+    ``waits_until`` is until when the call may wait for a provider that is paused or throttles. ``timeout_seconds`` is
+    the target's own limit on all tries and the waits between them, without the pauses of the target. ``unproven``: an
+    earlier attempt may have been billed, so this call must not return to its queue as unbilled. ``is_one_try``: the
+    attempt is one try, after which the call asks again if it may; ``max_tries`` are those that are left. ``has_quota``:
+    a throttled try does not count. ``is_probe``: nor does a failing one. ``asks_once``: the target is not asked where
+    an earlier attempt may have reached it; where it ``holds_conversations``, a turn is told that its own is lost.
+    ``failures_are_free``: the provider does not bill what it answers with an error.
     """
 
     max_tries: int
@@ -93,6 +95,7 @@ class RetryPolicy(NamedTuple):
     asks_once: bool = False
     holds_conversations: bool = False
     waits_until: float = math.inf
+    failures_are_free: bool = False
 
 
 class _CallReturned(Exception):
@@ -103,8 +106,7 @@ class _CallReturned(Exception):
 class Attempt:
     """One attempt at a call: tries the provider until it succeeds or the policy ends it, and tracks the billing.
 
-    ``on_text`` is called with the number of the try and each piece of text as it arrives; a later try voids the text of
-    the earlier ones.
+    ``on_text`` is called with the number of the try and each piece of its text, which a later try voids.
     """
 
     provider: Provider
@@ -117,6 +119,7 @@ class Attempt:
     _timeout_ends_at: float = math.inf
     _tries: int = 0
     _unproven: int = 0
+    _free: int = 0
     _billing: Billing = Billing.UNBILLED
     _failure: ProviderFailure | None = None
 
@@ -147,8 +150,7 @@ class Attempt:
 
     def _refusal(self, remaining_seconds: float) -> Fault | None:
         """Return why the provider is not called at all, so that this attempt is not charged."""
-        if remaining_seconds <= 0:
-            # The grant came too late.
+        if remaining_seconds <= 0:  # the grant came too late
             return Expired("The deadline passed before the provider was called")
         if not (self.policy.asks_once and self.policy.unproven):
             return None
@@ -213,7 +215,9 @@ class Attempt:
                 rates=None if told is None else told.rates,
                 failure=_told_failure(told) if isinstance(told, ProviderFailure) else None,
             )
-        return AttemptResult(self._tries, answer, fault, outcome, self._unproven, report)
+        is_free = answer is None and 0 < self._unproven == self._free
+        unproven = self._unproven - (0 if answer is None else self._free)
+        return AttemptResult(self._tries, answer, fault, outcome, unproven, report, is_free)
 
     @property
     def _remaining_seconds(self) -> float:
@@ -235,6 +239,7 @@ class Attempt:
                 return dataclasses.replace(answer, token_usage=None) if answer.has_empty_usage else answer
         except ProviderFailure as failure:
             self._record_billing(failure.billing)
+            self._free += failure.is_answered and self.policy.failures_are_free and failure.billing != Billing.UNBILLED
             self._failure = failure
             if failure.retry_after_seconds is not None and not self.policy.has_quota:
                 self.pause.pause_for(failure.retry_after_seconds)
@@ -251,8 +256,7 @@ class Attempt:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            # This task was not cancelled: the provider let a `CancelledError` of its own escape, which must not stop
-            # the worker.
+            # The provider let a `CancelledError` of its own escape, which must not stop the worker.
             raise RuntimeError("a provider raised CancelledError") from error
 
     async def _wait_before_try(self, seconds: float) -> float:
@@ -354,6 +358,7 @@ class CallTries:
             asks_once=target.asks_once,
             holds_conversations=target.holds_conversations,
             waits_until=waits_until,
+            failures_are_free=target.price is not None and target.price.failed_tries == "free",
         )
 
     def add(self, result: AttemptResult, seconds: float, *, is_probe: bool) -> float:

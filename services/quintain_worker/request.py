@@ -120,12 +120,14 @@ class IncomingRequest(NamedTuple):
         tries: int = 0,
         unproven: int = 0,
         is_estimate: bool | None = None,
+        is_free: bool = False,
     ) -> bytes:
         """Return the outcome of an attempt as the ledger is told it, with the reply to store, if there is one.
 
-        ``report``, ``tries``, ``unproven`` and ``is_estimate`` are fields of `Settle`.
+        ``report``, ``tries``, ``unproven`` and ``is_estimate`` are fields of `Settle`; what ``is_free`` cost nothing.
         """
         result = answer if isinstance(answer, Result) else None
+        cost = None if result is None or result.cost_usd is None else picodollars(result.cost_usd)
         fault = FaultReply.from_fault(answer) if isinstance(answer, Fault) else None
         is_text = stored.startswith(b"{")
         settle = Settle.unchecked(
@@ -145,7 +147,7 @@ class IncomingRequest(NamedTuple):
             report=report,
             tries=tries,
             unproven=unproven or None,
-            cost=None if result is None or result.cost_usd is None else picodollars(result.cost_usd),
+            cost=0 if is_free else cost,
             is_estimate=is_estimate,
         )
         return settle.to_wire()

@@ -383,3 +383,17 @@ async def end(driver: ClockedLedgerDriver, session: SessionOpened, bill: Bill, r
 )
 def test_amounts_are_written_as_people_read_them(amount: int, text: str) -> None:
     assert dollars_text(amount) == text
+
+
+@pytest.mark.parametrize("outcome", [AttemptOutcome.CHARGED, AttemptOutcome.IN_DOUBT, AttemptOutcome.THROTTLED])
+async def test_a_failure_that_its_provider_does_not_bill_frees_what_it_reserved(
+    ledger_driver: ClockedLedgerDriver, outcome: AttemptOutcome
+) -> None:
+    session = await ledger_driver.open_session(max_cost_usd=0.05)
+    attempt = await told(ledger_driver, session, "r1")
+    await settle(ledger_driver, settle_with(session, "r1", str(attempt), outcome, 0, unproven=True))
+    assert await amounts(ledger_driver, session) == {}
+    info = await ledger_driver.info(session)
+    assert info.cost is not None
+    assert (info.call_count, info.cost.unknown, info.unproven_tries) == (1, 0, 0)
+    assert await ledger_driver.audit_findings() == ()

@@ -236,6 +236,8 @@ def _lost_counts(amount: int) -> AttemptCounts:
 def _settled_counts(settlement: Settle, amount: int) -> AttemptCounts:
     """Return what an attempt counts as, for which so many picodollars were reserved: for one try of unknown bill."""
     billed, unproven = billed_cost(settlement), settlement.unproven or 0
+    if settlement.cost == 0 and settlement.outcome is not AttemptOutcome.RESULT:
+        unproven = 0  # the provider bills none of its failures
     unknown = unproven
     if billed is None:
         # An answer of unknown cost, besides the tries that failed before it.
@@ -250,7 +252,7 @@ def billed_cost(settlement: Settle) -> int | None:
         case AttemptOutcome.REFUND | AttemptOutcome.NEVER_SENT:
             return 0
         case AttemptOutcome.THROTTLED:
-            return None if settlement.unproven else 0
+            return settlement.cost if settlement.unproven else 0
     return settlement.cost
 
 

@@ -43,7 +43,8 @@ from quintain_worker.providers.rate_limits import read_rate_report
 class FailureKind:
     """How one kind of failure is reported: fault, end of the message, billing, and whether a retry may help.
 
-    ``outcome`` is what it says of the key's limits and the provider's health, ``cause`` what mends it.
+    ``outcome`` is what it says of the key's limits and the provider's health, ``cause`` what mends it. ``is_answered``:
+    the provider itself says that it failed.
     """
 
     make_fault: Callable[[str], Fault]
@@ -52,6 +53,7 @@ class FailureKind:
     retryable: bool = False
     outcome: TryOutcome = TryOutcome.FAILED
     cause: FailureCause | None = None
+    is_answered: bool = False
 
     def failure(self, message: str, words: ProviderError | None, rates: RateReport | None) -> ProviderFailure:
         """Return a failure of this kind; ``words`` are the provider's own, and ``rates`` what its headers say."""
@@ -67,7 +69,7 @@ class FailureKind:
             outcome=self.outcome,
             rates=rates,
         )
-        failure.cause = self.cause
+        failure.cause, failure.is_answered = self.cause, self.is_answered
         return failure
 
 
@@ -89,8 +91,10 @@ NOT_SENT = FailureKind(
 )
 WRONG_ADDRESS = replace(NOT_SENT, cause=FailureCause.WRONG_ADDRESS)
 _OVERLOADED = replace(NOT_SENT, description="did not take the request")
-_REJECTED = FailureKind(Rejected, "judged the request itself wrong", Billing.BILLED, outcome=TryOutcome.ANSWERED)
-SERVER_ERROR = FailureKind(_CHARGED, "failed at the request", Billing.BILLED, retryable=True)
+_REJECTED = FailureKind(
+    Rejected, "judged the request itself wrong", Billing.BILLED, outcome=TryOutcome.ANSWERED, is_answered=True
+)
+SERVER_ERROR = FailureKind(_CHARGED, "failed at the request", Billing.BILLED, retryable=True, is_answered=True)
 FAILED = replace(SERVER_ERROR, billing=Billing.UNKNOWN)
 TIMED_OUT = FailureKind(TimedOut, "did not answer in time", Billing.UNKNOWN)
 CONNECTION_LOST = FailureKind(_CHARGED, "was lost after sending", Billing.UNKNOWN, retryable=True)

@@ -110,6 +110,8 @@ class ProviderFailure(Exception):
     """
 
     cause: FailureCause | None = None
+    #: Whether the provider itself answered that it failed.
+    is_answered = False
 
     def __init__(
         self,

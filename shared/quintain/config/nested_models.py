@@ -59,6 +59,9 @@ class TargetPrice(_TokenPrice):
     """The prices of calls with longer questions, the shortest first. If absent, they cost as others."""
     per_call: Amount = 0.0
     """Of each call, in US dollars: for programs and agents, whose tokens nobody counts."""
+    failed_tries: Literal["free", "held"] | None = None
+    """`free`: the provider says in writing that it bills no request that it answers with an error; `held`: what such a
+    request may have cost stays held. If absent, `free` for OpenRouter, and `held` for all others."""
 
     @model_validator(mode="after")
     def _check_whole(self) -> Self:

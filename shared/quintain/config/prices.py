@@ -6,7 +6,8 @@ import importlib.metadata
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
-from typing import Annotated, Any
+from typing import Annotated, Any, Final, Literal
+from urllib.parse import urlsplit
 
 import genai_prices
 from genai_prices.data_snapshot import get_snapshot
@@ -19,6 +20,10 @@ from quintain.contracts.invoke import TokenUsage
 from quintain.contracts.message import Message
 
 _MILLION = Decimal(1_000_000)
+
+#: The hosts of the providers that say in writing that a failed request is not billed, with where: "no credits will be
+#: deducted" for an answer without tokens or with an error (https://openrouter.ai/docs/features/zero-completion-insurance).
+FREE_FAILURES: Final = frozenset({"openrouter.ai"})
 
 #: An amount of US dollars: computed as a Decimal, serialized as a JSON number.
 Amount = Annotated[Decimal, PlainSerializer(float, return_type=float)]
@@ -78,11 +83,13 @@ class Price(TokenPrices):
     ``source`` is `CONFIGURED`, `CHILD_SESSION` or the list with its version. ``context_window`` is how many tokens the
     model reads at most, where that is known. ``tiers`` are those above the first, in ascending order: which of them
     counts depends on the input of each call, so that a sum of several calls' tokens has at least the cost by the first.
+    ``failed_tries`` are ``free`` where the provider does not bill what it answers with an error.
     """
 
     per_call: Amount = Decimal(0)
     context_window: int | None = None
     source: str = CONFIGURED
+    failed_tries: Annotated[Literal["free", "held"] | None, Field(exclude=True)] = None
     tiers: list[PriceTier] = Field(default_factory=list)
 
     def of(self, usage: TokenUsage, calls: int = 0) -> Decimal:
@@ -138,6 +145,15 @@ def target_price(target: TargetConfig) -> Price | None:
     A program or hosted target with a child session costs nothing by itself: its calls there are priced as those of
     their targets.
     """
+    price = _price_of(target)
+    base_url = getattr(target, "base_url", None)
+    if price is None or price.failed_tries is not None or base_url is None:
+        return price
+    is_free = urlsplit(base_url).hostname in FREE_FAILURES
+    return price.model_copy(update={"failed_tries": "free"}) if is_free else price
+
+
+def _price_of(target: TargetConfig) -> Price | None:
     if (configured := target.price) is not None:
         return Price.model_validate(configured.model_dump())
     if isinstance(target, PydanticAITarget):

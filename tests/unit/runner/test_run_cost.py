@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from decimal import Decimal
+from typing import Literal
 
 import pytest
 
@@ -40,6 +41,25 @@ def test_the_configured_price_is_taken_before_the_list() -> None:
         "configuration",
     )
     assert found.of(TokenUsage(input=2_000_000, output=1_000_000)) == Decimal("0.9")
+
+
+@pytest.mark.parametrize(
+    ("base_url", "configured", "found"),
+    [
+        ("https://openrouter.ai/api/v1", None, "free"),
+        ("https://openrouter.ai/api/v1", "held", "held"),
+        ("https://openrouter.ai.example/api/v1", None, None),
+        ("https://api.deepseek.com", "free", "free"),
+        (None, None, None),
+    ],
+)
+def test_failed_tries_are_free_where_the_vendor_says_so(
+    base_url: str | None, configured: Literal["free", "held"] | None, found: str | None
+) -> None:
+    price = TargetPrice(per_call=0.1, failed_tries=configured)
+    known = target_price(OpenAITarget(provider="openai", model="m", base_url=base_url, price=price))
+    assert known is not None
+    assert known.failed_tries == found
 
 
 def test_a_known_model_of_a_known_provider_has_the_list_price() -> None:
