@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from quintain.contracts.quota import QuotaTerms, RateReport, TryOutcome, TryReport
 from quintain.contracts.session import DEFAULT_WEIGHT, Priority
 from quintain_metadata.quotas.fair_queue import Waiting
-from quintain_metadata.quotas.governor import Governor
+from quintain_metadata.quotas.governor import Governor, QuotaFigures
 from simulated_providers import IsDown, Limiter, never_down
 
 #: Seconds from a grant to the provider, and from the provider's answer to the governor.
@@ -44,6 +44,8 @@ class Scene:
     service_seconds: float = 0.5
     #: The sizes of calls, each of which is as likely.
     tokens: Sequence[float] = (800,)
+    #: Whether all targets name one quota; else each has its own, under the same limit of the provider.
+    is_quota_named: bool = True
     max_concurrency: int = 10_000
     is_down: IsDown = never_down
     seconds: float = math.inf
@@ -101,7 +103,8 @@ class Fleet:
     def __init__(self, scene: Scene, seed: int = 1) -> None:
         self._scene, self._random = scene, random.Random(seed)
         self.governor, self.observed = Governor(), Observed()
-        self.governor.configure(0, QUOTA, [scene.terms])
+        for quota in {self._quota_of(target) for session in scene.sessions for target in session.targets}:
+            self.governor.configure(0, quota, [scene.terms])
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
         self._numbers = itertools.count()
         self._calls: dict[str, Waiting] = {}
@@ -133,8 +136,9 @@ class Fleet:
         targets = itertools.cycle(session.targets)
         for number in range(session.calls):
             call_id = f"{session.name}-{number}"
+            target = next(targets)
             self._calls[call_id] = Waiting(
-                call_id, QUOTA, next(targets), session.name, session.weight, session.priority
+                call_id, self._quota_of(target), target, session.name, session.weight, session.priority
             )
             self._tokens[call_id] = self._random.choice(self._scene.tokens)
             self._wait(now, call_id)
@@ -153,6 +157,12 @@ class Fleet:
         if due_at < math.inf and not now < self._due_at <= due_at:
             self._due_at = max(due_at, now + 0.001)
             self._at(self._due_at, lambda _: None)
+
+    def _quota_of(self, target: str) -> str:
+        return QUOTA if self._scene.is_quota_named else target
+
+    def _figures(self, now: float, quota_id: str) -> QuotaFigures:
+        return next(each for each in self.governor.describe(now) if each.quota_id == quota_id)
 
     def _free_slots(self) -> dict[str, int]:
         return {target: self._scene.max_concurrency - count for target, count in self._running.items()}
@@ -192,9 +202,10 @@ class Fleet:
 
         def settle(at: float) -> None:
             self._running[call.target] -= 1
-            (before,) = self.governor.describe(at)
+            before = self._figures(at, call.quota_id)
             self.governor.end(at, call_id, report)
-            if outcome is TryOutcome.THROTTLED and self.governor.describe(at)[0].last_cut != before.last_cut:
+            is_throttled = outcome is TryOutcome.THROTTLED
+            if is_throttled and self._figures(at, call.quota_id).last_cut != before.last_cut:
                 self.observed.cuts.append(before.in_flight)
             if outcome is TryOutcome.ANSWERED:
                 self._open -= 1

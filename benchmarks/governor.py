@@ -8,6 +8,7 @@ writes what plots.py draws of docs/limits.md.
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -63,6 +64,25 @@ def rate_scene(
         Aim(name, "part of the limit", taken / (end - 60) * 60 / per_minute, MIN_USE, is_least=True),
         Aim(name, "part of 429", refused / (refused + taken), MAX_REFUSED_WHERE_NAMED if is_named else MAX_REFUSED),
         Aim(name, "429 in minute 1 / in flight at two cuts", seen.count(TryOutcome.THROTTLED, 0, 60), two_cuts),
+    ]
+
+
+def two_models(name: str) -> list[Aim]:
+    """Two models that share a limit and name no quota, so that each finds by itself what is left of it."""
+
+    def scene(limiter: Limiter, calls: int, seconds: float = math.inf) -> Scene:
+        loads = [SessionLoad("run", calls, targets=("model", "judge"))]
+        return Scene(loads, limiter, service_seconds=0.5, is_quota_named=False, seconds=seconds)
+
+    seen = Fleet(scene(TokenBucket(60, 60), 2000, 600)).run()
+    taken, refused = sum(at >= 60 for at in seen.taken), seen.count(TryOutcome.THROTTLED, 60)
+    ended_at = Fleet(scene(TokenBucket(60, 1), 1200)).run().ended_at
+    return [
+        Aim(name, "part of the limit", taken / 540, MIN_USE, is_least=True),
+        Aim(name, "part of 429", refused / (refused + taken), MAX_REFUSED),
+        Aim(name, "429 in minute 1", seen.count(TryOutcome.THROTTLED, 0, 60), 60),
+        # One may have nothing while the other one has calls, and then it has all.
+        Aim(name, "seconds / those of a bucket that stores nothing", ended_at / 1200, 1.2),
     ]
 
 
@@ -212,6 +232,7 @@ SCENES: dict[str, Callable[[str], list[Aim]]] = {
     "60 a minute, exact headers": lambda name: rate_scene(name, TokenBucket(60, 60, EXACT)),
     "60 a minute, configured": lambda name: rate_scene(name, TokenBucket(60, 60), QuotaTerms(requests_per_minute=60)),
     "two targets on one key": lambda name: rate_scene(name, TokenBucket(60, 60), targets=("model", "judge")),
+    "two models, unnamed, under one limit of their key": two_models,
     "a bucket that 429s drain": lambda name: rate_scene(name, TokenBucket(60, 60, is_drained_by_refusals=True)),
     "a bucket that stores nothing": lambda name: rate_scene(name, TokenBucket(60, 1)),
     "a bucket that stores nothing, calls of 8 s": lambda name: rate_scene(name, TokenBucket(60, 1), service_seconds=8),

@@ -140,8 +140,8 @@ LEDGER_SECONDS_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 
 BATCH_SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
 
 
-#: How many quotas the metrics name at most: those of workers' keys have names that no administrator chose.
-MAX_QUOTAS = 100
+#: How many quotas the metrics name at most: those of a key's models have names that no administrator chose.
+MAX_QUOTAS = 500
 
 #: The gauges of a quota, by the field of its state.
 _QUOTA_GAUGES = {

@@ -41,25 +41,45 @@ def test_targets_that_name_a_quota_share_its_terms(tmp_path: Path) -> None:
     assert [quota_of(target, config.quotas) for target in config.targets.values()] == [card, card]
 
 
-def test_without_a_name_the_same_provider_url_and_key_are_one_quota(tmp_path: Path) -> None:
-    a, b, other_key, other_url = cards(
+def test_without_a_name_the_same_provider_url_key_and_model_are_one_quota(tmp_path: Path) -> None:
+    a, same, other_model, other_key, other_url = found = cards(
         tmp_path,
         """
   a: {provider: openai, model: a, api_key: '${{ KEY }}'}
-  b: {provider: openai, model: b, api_key: '${{ KEY }}', max_concurrency: 3}
+  same: {provider: openai, model: a, api_key: '${{ KEY }}', max_concurrency: 3}
+  b: {provider: openai, model: b, api_key: '${{ KEY }}'}
   c: {provider: openai, model: a, api_key: '${{ OTHER }}'}
   d: {provider: openai, model: a, api_key: '${{ KEY }}', base_url: 'http://localhost/v1'}
 """,
         KEY="canary",
         OTHER="canary2",
     )
-    assert a is not None
-    assert a == b
-    assert other_key is not None
-    assert other_url is not None
-    assert len({a.id, other_key.id, other_url.id}) == 3
-    assert a.name.startswith("openai at api.openai.com, key ")
-    assert "canary" not in f"{a} {other_key} {other_url}"
+    assert None not in found
+    assert a == same
+    assert len({each.id for each in (a, other_model, other_key, other_url) if each}) == 4
+    # The names tell the models, and which of them have one key.
+    key, other = (each.name.rpartition(", key ")[2] for each in (a, other_key) if each)
+    names = [each.name for each in (a, other_model) if each]
+    assert names == [f"openai at api.openai.com, {model}, key {key}" for model in "ab"]
+    assert key != other
+    assert "canary" not in f"{found}"
+
+
+def test_an_endpoint_has_the_quota_of_its_url_and_credentials(tmp_path: Path) -> None:
+    one, same, other_key, other_url = cards(
+        tmp_path,
+        """
+  a: {provider: http, url: 'http://agent/a', headers: {authorization: '${{ KEY }}'}, body: {question: '{{ prompt }}'}}
+  b: {provider: http, url: 'http://agent/a', headers: {authorization: '${{ KEY }}'}, body: {other: '{{ prompt }}'}}
+  c: {provider: http, url: 'http://agent/a', headers: {authorization: '${{ OTHER }}'}, body: {a: '{{ prompt }}'}}
+  d: {provider: http, url: 'http://agent/b', headers: {authorization: '${{ KEY }}'}, body: {a: '{{ prompt }}'}}
+""",
+        KEY="canary",
+        OTHER="canary2",
+    )
+    assert one is not None
+    assert one == same
+    assert len({each.id for each in (one, other_key, other_url) if each}) == 3
 
 
 def test_programs_mocks_and_targets_that_are_not_adaptive_have_none_unless_they_name_one(tmp_path: Path) -> None:

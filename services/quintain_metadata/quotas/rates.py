@@ -34,6 +34,9 @@ DOUBLING_SECONDS = 0.5
 #: fewer calls show nothing.
 LONG_REFUSED_SECONDS, MIN_WINDOW_CALLS = 10.0, 3
 
+#: No limit of a minute refuses calls for so long, unless others take it: then what was learned before holds.
+SHARED_REFUSED_SECONDS = 90.0
+
 #: Where no pace was refused yet, the rate aims at this much of what was measured.
 TRIED_PART = 1.5
 
@@ -232,9 +235,11 @@ class LearnedRate:
         Returns how many calls are left to the key before the next one starts.
         """
         taken, seconds = float(self._taken - 1), granted_at - self._opened_at
+        refused_seconds = granted_at - refused.since
+        if refused_seconds > SHARED_REFUSED_SECONDS and self._measured is not None:
+            return 0.0
         is_early = refused.pace is not None and taken < FEW_CALLS
         self._reserve_calls = min(max(RESERVE_CALLS, 2 * self._reserve_calls), MAX_RESERVE_CALLS) if is_early else 0.0
-        refused_seconds = granted_at - refused.since
         is_window = refused_seconds >= LONG_REFUSED_SECONDS and taken >= MIN_WINDOW_CALLS
         if taken <= 0 or seconds <= 0 or (self._is_first_opening and not is_window):
             # The rate may be any: what a full bucket gave shows nothing of it.

@@ -52,7 +52,7 @@ class HttpTarget(TargetFields, WatchedTarget):
     stream: HttpStream | None = None
     """Where the text is in each event, if it answers with server-sent events."""
     adaptive: bool = True
-    """Whether it has the quota of its URL and key, whose limits are found, where it names none."""
+    """Whether it has the quota of its URL and credentials, whose limits are found, where it names none."""
 
     @property
     def is_agent(self) -> bool:

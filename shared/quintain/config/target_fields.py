@@ -76,7 +76,8 @@ class TargetFields(StrictModel):
     worker_concurrency: Annotated[int, Field(ge=1, le=MAX_CONCURRENCY)] | None = None
     """The most calls in flight at once in one worker, also its prefetch. If absent, max_concurrency."""
     quota: TargetName | None = None
-    """The quota that it shares with other targets, by its name in quotas. If absent, that of its provider and key."""
+    """The quota that it shares with other targets, by its name in quotas. If absent, that of its provider, URL, key and
+    model."""
     timeout_seconds: TimeLimit | None = None
     """The limit of a call's tries at the provider, in seconds, and the deadline of its calls in `quintain run`, which
     is 600 s at least. If absent, the call's deadline."""

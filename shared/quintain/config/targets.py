@@ -73,26 +73,31 @@ class QuotaConfig(StrictModel):
 
 
 def quota_of(target: TargetConfig, quotas: Mapping[str, QuotaConfig]) -> QuotaCard | None:
-    """Return the quota of a resolved target: the one that it names, else that of its provider, URL and key.
+    """Return the quota of a resolved target: the one that it names, else that of its provider, URL, key and model.
 
-    None for a target that has neither, such as a program, and for one that is not adaptive. The id of a quota without a
-    name is an HMAC whose key is the API key, so that it shows nothing of the key.
+    An HTTP endpoint has no model. None for a target that has neither, such as a program, and for one that is not
+    adaptive. The id of a quota without a name is an HMAC whose key is the API key, so that it shows nothing of the key.
     """
     if target.quota is not None:
         return QuotaCard(id=target.quota, name=target.quota, terms=quotas[target.quota].terms)
     if not isinstance(target, OpenAITarget | AnthropicTarget | PydanticAITarget | HttpTarget) or not target.adaptive:
         return None
     if isinstance(target, HttpTarget):
-        url, key = target.url, "\n".join(target.secrets)
+        url, key, model = target.url, "\n".join(target.secrets), None
     else:
         # Of other vendors only the vendor is known where no URL is given.
         own = target.url if isinstance(target, OpenAITarget | AnthropicTarget) else target.base_url
-        url = own or target.model.partition(":")[0]
+        url, model = own or target.model.partition(":")[0], target.model
         key = "" if target.api_key is None else target.api_key.get_secret_value().strip()
-    digest = hmac.new(key.encode(), f"{target.provider}\n{url}".encode(), hashlib.sha256).hexdigest()[:32]
-    name = f"{target.provider} at {urlsplit(url).hostname or url}, key {digest[:4]}"
+
+    def digest(*parts: str) -> str:
+        return hmac.new(key.encode(), "\n".join((target.provider, url, *parts)).encode(), hashlib.sha256).hexdigest()
+
+    # All models of a key show the same part of it.
+    words = (f"{target.provider} at {urlsplit(url).hostname or url}", model, f"key {digest()[:4]}")
     # No name of a quota has a colon.
-    return QuotaCard(id=f"key:{digest}", name=name, terms=QuotaTerms())
+    quota_id = f"key:{digest(*filter(None, (model,)))[:32]}"
+    return QuotaCard(id=quota_id, name=", ".join(filter(None, words)), terms=QuotaTerms())
 
 
 def card_of(
@@ -136,7 +141,7 @@ class ModelTarget(TargetFields):
     """The tokens that an answer without a limit is reserved for under a limit in money, which is soft then. If absent,
     such calls are refused."""
     adaptive: bool = True
-    """Whether it shares the quota of its provider, URL and key, whose limits are found, where it names none."""
+    """Whether it has the quota of its provider, URL, key and model, whose limits are found, where it names none."""
     settings: TargetSettings | None = None
     """Other settings of calls that set none themselves."""
 

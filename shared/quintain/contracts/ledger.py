@@ -44,8 +44,8 @@ class TargetCard(Message):
     ``fingerprint`` is a hash of everything in the target's configuration that can change an answer, or None.
     ``worker_concurrency`` is how many of its calls one worker runs at a time; None is ``max_concurrency``.
     ``timeout_seconds`` is how long its calls may take, or None where it has no limit of its own. ``quota`` is what it
-    shares with the other targets of its key; None where nothing limits it but ``max_concurrency``. ``cost`` is the most
-    that its calls cost. One that does not ``keeps_conversation`` takes one question, and no turns.
+    shares with the other targets of its key and model; None where nothing limits it but ``max_concurrency``. ``cost``
+    is the most that its calls cost. One that does not ``keeps_conversation`` takes one question, and no turns.
     """
 
     name: TargetName
