@@ -103,19 +103,18 @@ async def test_a_session_that_keeps_no_replies_settles_without_one(
 async def test_a_silent_ledger_is_given_up_with_a_last_word_that_voids_a_late_grant(
     ledger: FakeLedgerService, gated_provider: GatedProvider, evaluator: FakeEvaluator
 ) -> None:
+    skip_waits()
     async with running_worker(
         ledger, gated_provider, timings=timings(admit_repeat_seconds=0.02, ledger_silence_seconds=0.1)
     ):
         ledger.admit_policy = lambda _: None
         await evaluator.send_request()
+        admit, repeat = await next_item(ledger.admits), await next_item(ledger.admits)
         fault, settle = await next_fault(evaluator), await next_item(ledger.settles)
         assert (fault.code, fault.retryable, fault.charge_unknown) == ("budget_unavailable", True, True)
-        assert (settle.outcome, settle.attempt_id) == (
-            AttemptOutcome.NEVER_SENT,
-            (await ledger.admits.get()).attempt_id,
-        )
+        assert (settle.outcome, settle.attempt_id) == (AttemptOutcome.NEVER_SENT, admit.attempt_id)
         assert settle.fault == fault  # its caller was refused: a reservation ends with it
-        await ledger.answer_last_admit(grant(await ledger.admits.get()))
+        await ledger.answer_last_admit(grant(repeat))
         await evaluator.send_request("c2", headers={TOKEN_HEADER: "junk"})  # a round trip: by now the grant was heard
         assert (await next_fault(evaluator)).code == "unauthorized"
         assert gated_provider.requests.empty()
