@@ -66,6 +66,13 @@ class JudgeGraderRunner:
         """The name of the grader in the results."""
         return self.spec.name
 
+    @property
+    def recorded(self) -> JsonValue:
+        """Its specification with its instructions as text, as the files of a run keep it."""
+        spec = self.spec.model_copy(update={"prompt": None, "instructions": self.prompt or None})
+        recorded: JsonValue = json.loads(redact_secrets(spec.model_dump_json(by_alias=True, exclude_defaults=True)))
+        return recorded
+
     def planned_calls(self, trial: Trial, context: GradingContext, expected_calls: int) -> list[PlannedCalls]:
         """Implements `GraderRunner.planned_calls`: one for each vote that is not given, under its own request id."""
         return [
@@ -167,6 +174,7 @@ class JudgeGraderRunner:
         except GraderError as error:
             said = GraderRow(error=error.message + cut_note(reply))
         used = JudgeUsed(target=judge, model=reply.model, settings=context.settings.get(judge), ignored=reply.ignored)
+        used = used.with_fields(grader=self.recorded if self.spec.is_data else None)
         cut = max(0, len(text) - _MAX_REPLY_CHARACTERS)
         used = used.with_fields(request=request_hash(request), reply=text[:_MAX_REPLY_CHARACTERS], reply_cut=cut)
         row = said.with_fields(calls=row.calls, request_id=row.request_id, fingerprint=row.fingerprint, judge=used)
@@ -174,13 +182,8 @@ class JudgeGraderRunner:
 
 
 def recorded_judges(graders: Iterable[GraderRunner]) -> dict[str, JsonValue]:
-    """The specifications of judges by their names, each with its instructions as text, as ``run.json`` keeps them."""
-    judges = [grader for grader in single_runners(graders) if isinstance(grader, JudgeGraderRunner)]
-    told = {judge.name: {"prompt": None, "instructions": judge.prompt or None} for judge in judges}
-    specs = {judge.name: judge.spec.model_copy(update=told[judge.name]) for judge in judges}
-    return {
-        name: json.loads(redact_secrets(spec.model_dump_json(exclude_defaults=True))) for name, spec in specs.items()
-    }
+    """The specifications of judges by their names, as ``run.json`` keeps them."""
+    return {judge.name: judge.recorded for judge in single_runners(graders) if isinstance(judge, JudgeGraderRunner)}
 
 
 def _given(vote: _Vote) -> GradingResult:

@@ -22,6 +22,7 @@ from quintain_runner.graders.verdict import PASS_FIELDS, PASS_SCORE, GraderError
 from quintain_runner.plan.conversation import TrialConversation
 from quintain_runner.results.row import Check, GraderRow, JudgeUsed, Row
 from quintain_runner.spec.asking_graders import ANSWER_SECTIONS, JudgeGrader, RubricCriterion
+from quintain_runner.spec.grader_options import IS_DATA
 from quintain_runner.spec.templates import parse_template
 
 #: The most characters of an invalid reply that its error shows.
@@ -101,13 +102,15 @@ def request_hash(request: InvokeRequest) -> str:
 def sent_request(recorded: JsonValue, row: Row, used: JudgeUsed) -> InvokeRequest | None:
     """The request that a judge was sent about the answer of a row, made again; None where that gives another one.
 
-    ``recorded`` is the judge's grader as ``run.json`` has it. A row does not hold the metadata of its case.
+    ``recorded`` is the judge's grader as ``run.json`` has it, where it is none of a case. A row does not hold the
+    metadata of its case.
     """
     if row.case is None or (result := row.result) is None:
         return None
     try:
         asked = Case(id=row.case_id, **dict(row.case))
-        spec = JudgeGrader.model_validate(recorded)
+        is_own = used.grader is not None
+        spec = JudgeGrader.model_validate(used.grader if is_own else recorded, context={IS_DATA: is_own})
         spec, prompt = filled(spec, spec.instructions or "", asked)
         case = TrialConversation.of_row(asked, row).graded_case
     except (ConfigError, ValueError):

@@ -142,9 +142,9 @@ class Check(Message):
 class JudgeUsed(Message):
     """Who gave a verdict, how it was asked, and what it replied.
 
-    ``settings`` are the configured ones of its target, such as the temperature and the seed; None where the run does
-    not know them, as on a fleet. ``ignored`` names those that the provider could not honour. ``request`` is the hash of
-    what it was sent. ``reply`` is its text, as the model gave it, without the last ``reply_cut`` characters.
+    ``settings`` are the configured ones of its target; None where the run does not know them, as on a fleet.
+    ``ignored`` names those that the provider could not honour. ``request`` is the hash of what it was sent. ``reply``
+    is its text, without the last ``reply_cut`` characters. ``grader`` is the specification of a case's own judge.
     """
 
     target: str
@@ -154,6 +154,7 @@ class JudgeUsed(Message):
     request: str | None = Field(default=None, exclude_if=is_none)
     reply: str | None = Field(default=None, exclude_if=is_none)
     reply_cut: int = Field(default=0, exclude_if=is_zero)
+    grader: JsonValue = Field(default=None, exclude_if=is_none)
 
 
 class GraderRow(Message):
@@ -202,9 +203,8 @@ class GraderRow(Message):
         votes, parts = (
             {name: row.without_content() for name, row in rows.items()} for rows in (self.votes, self.parts)
         )
-        bare: dict[str, object] = {"reason": None, "evidence": None}
-        checks = [check.model_copy(update=bare) for check in self.criteria.values()]
-        judge = self.judge and self.judge.with_fields(request=None, reply=None, reply_cut=0)
+        checks = [check.with_fields(reason=None, evidence=None) for check in self.criteria.values()]
+        judge = self.judge and self.judge.with_fields(request=None, reply=None, reply_cut=0, grader=None)
         return self.with_fields(reason=None, checks=checks, details=None, votes=votes, parts=parts, judge=judge)
 
     @property

@@ -274,7 +274,9 @@ HISTORY = [ChatMessage(role="system", content="Be terse."), ChatMessage(role="us
         Case(id="c1", turns=["Where is it?", "And its capital?"], expected="Rome"),
     ],
 )
-@pytest.mark.parametrize("options", [{}, {"structured": True, "show": ["conversation", "system_prompt", "output"]}])
+@pytest.mark.parametrize(
+    "options", [{}, {"not": True}, {"structured": True, "show": ["conversation", "system_prompt", "output"]}]
+)
 async def test_what_the_judge_was_sent_can_be_made_again_from_the_row_and_the_record(
     case: Case, options: dict[str, object]
 ) -> None:
