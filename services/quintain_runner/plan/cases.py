@@ -1,4 +1,4 @@
-"""Cases of a dataset: one line of JSON or one row of CSV each, with the graders of their own. No I/O."""
+"""Cases of a dataset: a line of JSON, a row of CSV or an item of YAML each, with the graders of their own. No I/O."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from typing import TypeVar
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from quintain.config.file_errors import suggestion, validation_messages
+from quintain.config.yaml_file import parse_yaml
 from quintain.contracts.invoke import ChatMessage, InvokeSettings, OutputMessage, ToolCall
+from quintain.errors import ConfigError
 from quintain.graders import Case, SimulatedUser
-from quintain.runtime.text_files import InvalidLine, csv_rows
+from quintain.runtime.text_files import InvalidLine, csv_rows, decode_text
 from quintain_runner.files import InvalidJson, json_lines, read_exact_json
 from quintain_runner.spec.asking_graders import JudgeGrader, PairwiseGrader, SimilarGrader
 from quintain_runner.spec.builtin_graders import ComparingGrader
@@ -160,6 +162,17 @@ def parse_csv(lines: Iterable[bytes]) -> Iterator[ParsedRow]:
         yield number, _case_or_error(_case_from_cells, row)
 
 
+def parse_yaml_list(lines: Iterable[bytes], name: str) -> Iterator[ParsedRow]:
+    """Parse a YAML list of cases; errors of cases are returned in their place. Raises `ConfigError`, which begins with
+    the file's ``name``, for what is no such list.
+    """
+    document = parse_yaml(decode_text(lines, name).replace("\r\n", "\n"), name)
+    if not isinstance(document.value, list | None):
+        raise ConfigError(f"{name}: line {document.line(())}: it is no list of cases; write - {EXAMPLE_LINE}")
+    rows = parse_jsonl(json.dumps(value).encode() for value in document.value or [])
+    yield from ((document.line((number - 1,)), row) for number, row in rows)
+
+
 def _case_or_error(parse: Callable[[T], Case], value: T | InvalidLine) -> Case | InvalidLine:
     try:
         return value if isinstance(value, InvalidLine) else parse(value)
@@ -170,7 +183,7 @@ def _case_or_error(parse: Callable[[T], Case], value: T | InvalidLine) -> Case |
 def parse_case(value: JsonValue) -> Case:
     """Make a case of the JSON of one line. Raises `InvalidLine`."""
     if not isinstance(value, dict):
-        raise InvalidLine(f"it is JSON, but not an object; write {EXAMPLE_LINE}")
+        raise InvalidLine(f"it is not an object; write {EXAMPLE_LINE}")
     return case_from_fields({**value})
 
 

@@ -7,6 +7,7 @@ that a resumed run uses the same cases.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import tempfile
 from collections import Counter
@@ -14,8 +15,10 @@ from collections.abc import Callable, Collection, Generator, Iterable, Iterator,
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 from quintain.config.file_errors import config_error
+from quintain.config.yaml_file import read_yaml
 from quintain.contracts.credentials import mask_secrets
 from quintain.errors import ConfigError
 from quintain.graders import Case
@@ -40,6 +43,7 @@ from quintain_runner.plan.cases import (
     input_length,
     parse_csv,
     parse_jsonl,
+    parse_yaml_list,
     require_question,
     with_own_graders,
 )
@@ -68,7 +72,7 @@ class CaseSource:
     """
 
     path: Path
-    is_csv: bool = False
+    format: Literal["jsonl", "csv", "yaml"] = "jsonl"
     prompts: tuple[Prompt, ...] = (CASE_AS_IT_IS,)
     grader_names: frozenset[str] | None = frozenset()
     selection: CaseSelection = ALL_CASES
@@ -175,7 +179,7 @@ def check_dataset(
     each case; ``grader_names`` are as in `CaseSource`. Raises `ConfigError` with one line for
     each invalid row, with its line number, or one line for each requirement that selected cases do not meet.
     """
-    source = CaseSource(path=path, is_csv=spec.is_csv, prompts=prompts, grader_names=grader_names)
+    source = CaseSource(path=path, format=spec.case_format, prompts=prompts, grader_names=grader_names)
     sampler, ids, digest = HashSampler(spec), KeyHashSet(), hashlib.sha256()
     unmet, errors = UnmetRequirements(requirements), list[str]()
     rows, error_count, input_characters, expected_characters = 0, 0, 0, 0
@@ -220,6 +224,10 @@ def check_dataset(
     )
 
 
+#: Of so many values of a YAML file it is said that YAML 1.1 reads something else.
+_MAX_NOTES = 5
+
+
 def _require_cases(path: Path, spec: DatasetSpec, rows: int, sampler: HashSampler) -> None:
     """Raise `ConfigError` if the dataset is empty or ``where`` selects no row."""
     if not rows:
@@ -235,7 +243,9 @@ def _require_met(unmet: UnmetRequirements, source: CaseSource, sampler: HashSamp
         unmet = unmet.recounted(read_cases(source))
     if errors := list(unmet.messages(sampler.case_count)):
         raise config_error(source.path, errors)
-    return tuple(f"{source.path}: {text}" for text in unmet.messages(sampler.case_count, warnings=True))
+    notes = read_yaml(source.path).notes(lambda value: value) if source.format == "yaml" else iter(())
+    texts = (*unmet.messages(sampler.case_count, warnings=True), *itertools.islice(notes, _MAX_NOTES))
+    return tuple(f"{source.path}: {text}" for text in texts)
 
 
 def _row_error(row: Case | InvalidLine, seen_ids: KeyHashSet) -> str | None:
@@ -270,7 +280,10 @@ def _parsed_rows(source: CaseSource, on_line: Callable[[bytes], object] = len) -
     try:
         with source.path.open("rb") as file:
             lines = _observed_lines(file, on_line)
-            rows = parse_csv(lines) if source.is_csv else parse_jsonl(lines)
+            if source.format == "yaml":
+                rows = parse_yaml_list(lines, str(source.path))
+            else:
+                rows = parse_csv(lines) if source.format == "csv" else parse_jsonl(lines)
             if any(prompt.asks_the_case for prompt in source.prompts):
                 rows = ((number, require_question(row)) for number, row in rows)
             names = source.grader_names
@@ -314,8 +327,8 @@ def open_dataset(
     names = None if evaluation.judges_only else frozenset(evaluation.spec.column_names)
     if spec.command is None:
         return check_dataset(spec, evaluation.folder / (spec.file or ""), requirements, evaluation.prompts, names)
-    argv = json.dumps([spec.command, spec.is_csv])
-    name = f"dataset-{hashlib.sha256(argv.encode()).hexdigest()[:12]}.{'csv' if spec.is_csv else 'jsonl'}"
+    argv = json.dumps([spec.command, spec.case_format == "csv"])
+    name = f"dataset-{hashlib.sha256(argv.encode()).hexdigest()[:12]}.{spec.case_format}"
     path = results_folder / name
     if path.exists():
         return check_dataset(spec, path, requirements, evaluation.prompts, names)

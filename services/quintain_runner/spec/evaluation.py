@@ -50,9 +50,9 @@ class DatasetSpec(SpecModel):
     """bwrap: it runs in a sandbox of bubblewrap, which reaches no network, and of this machine's files
     only the evaluation's folder and the installed programs.
     """
-    format: Literal["jsonl", "csv"] | None = None
-    """csv: a header row, then one row per case. If absent, a file whose name ends with .csv is CSV; everything else is
-    jsonl.
+    format: Literal["jsonl", "csv", "yaml"] | None = None
+    """csv: a header row, then one row per case; yaml: a list of cases. If absent, a file whose name ends with .csv is
+    CSV, and with .yaml or .yml YAML; everything else is jsonl.
     """
     where: dict[NonEmptyString, Scalar | list[Scalar]] = Field(default_factory=dict)
     """Select only rows in which each of these fields equals the value, or one of the listed values. Dots in a field
@@ -75,11 +75,10 @@ class DatasetSpec(SpecModel):
         return self
 
     @property
-    def is_csv(self) -> bool:
-        """Whether the cases are CSV: by ``format``, or else by the file's suffix ``.csv``."""
-        if self.format is None:
-            return self.file is not None and self.file.lower().endswith(".csv")
-        return self.format == "csv"
+    def case_format(self) -> Literal["jsonl", "csv", "yaml"]:
+        """How the cases are written: by ``format``, or else by the file's suffix."""
+        suffix = Path(self.file or "").suffix.lower()
+        return self.format or ("csv" if suffix == ".csv" else "yaml" if suffix in (".yaml", ".yml") else "jsonl")
 
     @property
     def selects_all_rows(self) -> bool:
@@ -110,7 +109,7 @@ class EvaluationSpec(SpecModel):
     """The content of an evaluation file. If ``targets`` is absent, the single configured target is used."""
 
     dataset: DatasetField
-    """The cases: a file of JSON lines or CSV, or the output of a command; and which of its rows are selected."""
+    """The cases: a file of JSON lines, CSV or YAML, or the output of a command; and which of its rows are selected."""
     targets: Annotated[list[TargetName], Field(min_length=1)] | None = None
     """The systems under test, by their names in the configuration."""
     prompts: Annotated[list[PromptField], Field(min_length=1)] | None = None

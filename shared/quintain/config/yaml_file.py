@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from functools import partial
 from pathlib import Path
 
@@ -162,7 +163,7 @@ def _extent(node: yaml.Node, known: dict[int, tuple[int, int]], level: int = 1) 
     if nodes > MAX_NODES:
         raise ConfigError(
             f"{_position(node.start_mark)}with aliases expanded it has more than {MAX_NODES:,} values; use fewer or "
-            "smaller aliases"
+            "smaller aliases, or for cases JSON lines"
         )
     known[id(node)] = nodes, depth
     return nodes, depth
@@ -205,7 +206,9 @@ class _Loader(yaml.SafeLoader):
         with contextlib.suppress(KeyError, ValueError):
             value = _VALUES[kind](text.lower())
         is_too_large = value in (math.inf, -math.inf) and "inf" not in text.lower()
-        if is_too_large or _LEADING_ZERO.match(text):
+        exact = Decimal(text) if isinstance(value, float) and math.isfinite(value) else Decimal()
+        is_rounded = len(exact.normalize().as_tuple().digits) > _SURE_DIGITS
+        if is_too_large or is_rounded or _LEADING_ZERO.match(text):
             self.errors.append(
                 f"line {node.start_mark.line + 1}: {text[:40]} cannot be read as {kind}; put it in quotes"
             )
@@ -215,6 +218,9 @@ class _Loader(yaml.SafeLoader):
 def _position(mark: yaml.Mark) -> str:
     return f"line {mark.line + 1}, column {mark.column + 1}: "
 
+
+#: So many significant digits of a number with a fraction are kept.
+_SURE_DIGITS = 17
 
 _LEADING_ZERO = re.compile(r"[-+]?0[0-9]")
 

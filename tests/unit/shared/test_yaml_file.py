@@ -46,7 +46,9 @@ def test_merge_keys_stay_and_a_word_is_a_key() -> None:
     }
 
 
-@pytest.mark.parametrize("number", ["012", "007", "-01", "+00", "0123.5", "01e3", "08", "1e400", "9" * 5_000])
+@pytest.mark.parametrize(
+    "number", ["012", "007", "-01", "+00", "0123.5", "01e3", "08", "1e400", "9" * 5_000, "0.1234567890123456789"]
+)
 def test_a_number_that_others_may_read_otherwise_is_refused_by_line(number: str) -> None:
     with pytest.raises(ConfigError, match=r"^a\.yaml: line 2: [-+0-9.e]{1,40} cannot .*; put it in quotes$"):
         value(f"a:\n  - [{number}]\n")
