@@ -214,6 +214,8 @@ def _read_info(moment: Moment, request: GetInfo, session: SessionRow | None, *, 
     if waits and request.answered and (yield from call_rows.is_any_running(session.id, request.answered)):
         return None
     info = yield from sessions.session_info(moment.now, session)
+    if waits and request.settled and info.running:
+        return None
     return (yield from _with_usage(info)) if request.usage else info
 
 

@@ -32,7 +32,7 @@ from quintain.errors import (
     WorkerLost,
 )
 from quintain.runtime.concurrency import TimeLimit, TimeLimits
-from quintain_worker.providers.provider import Billing, Delta, Provider, ProviderAnswer, ProviderFailure
+from quintain_worker.providers.provider import Billing, Delta, ModelUsage, Provider, ProviderAnswer, ProviderFailure
 from quintain_worker.target import PauseState, WorkerTarget
 
 log = logging.getLogger(__name__)
@@ -54,10 +54,10 @@ _OUTCOME_BY_BILLING = {
 class AttemptResult(NamedTuple):
     """The result of an attempt: an answer, or a fault with the outcome to settle, or neither.
 
-    With neither, the call returns to its queue for a later attempt: nothing is charged, and no reply is sent. ``tries``
-    is how often the provider was called, and ``unproven`` how many of the tries failed and may have been billed.
+    With neither, the call returns to its queue for a later attempt, uncharged and without a reply. ``tries`` is how
+    often the provider was called, and ``unproven`` how many of the tries failed and may have been billed.
     `AttemptOutcome.THROTTLED` has the fault of the try, and the call waits for another attempt. ``report`` is how the
-    provider took the try, for the quota of the target. ``is_free``: it bills none of the failed tries.
+    provider took the try, for its quota. ``is_free``: it bills none of the failed tries. ``models``: `ProviderAnswer`.
     """
 
     tries: int
@@ -67,10 +67,11 @@ class AttemptResult(NamedTuple):
     unproven: int = 0
     report: TryReport | None = None
     is_free: bool = False
+    models: ModelUsage | None = None
 
     def told(self) -> dict[str, Any]:
         """Return what the ledger is told of its tries, by the fields of `IncomingRequest.settle`."""
-        return {name: getattr(self, name) for name in ("report", "tries", "unproven", "is_free")}
+        return {name: getattr(self, name) for name in ("report", "tries", "unproven", "is_free", "models")}
 
 
 class RetryPolicy(NamedTuple):
@@ -217,7 +218,8 @@ class Attempt:
             )
         is_free = answer is None and 0 < self._unproven == self._free
         unproven = self._unproven - (0 if answer is None else self._free)
-        return AttemptResult(self._tries, answer, fault, outcome, unproven, report, is_free)
+        models = None if answer is None else answer.models
+        return AttemptResult(self._tries, answer, fault, outcome, unproven, report, is_free, models)
 
     @property
     def _remaining_seconds(self) -> float:
@@ -393,8 +395,6 @@ class CallTries:
         if isinstance(last, Throttled) and fault.charged is False:
             last.duration_ms = fault.duration_ms
             return last
-        fault.message, fault.provider_error = (
-            f"{fault.message}; its last try failed: {last.message}",
-            last.provider_error,
-        )
+        fault.message = f"{fault.message}; its last try failed: {last.message}"
+        fault.provider_error = last.provider_error
         return fault

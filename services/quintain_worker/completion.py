@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from pydantic_core import from_json, to_json
 
@@ -128,8 +128,8 @@ def _result(answer: ProviderAnswer, tries: int, grant: Admission, timing: CallTi
     steps, steps_cut = cut_steps(answer.steps, answer.steps_cut) if answer.steps else (None, None)
     return make_result(
         output=[OutputMessage.unchecked(content=text, **_PLAIN)] if is_plain else _output(answer, text),
-        token_usage=answer.token_usage,
-        cost_usd=None if timing.price is None else timing.price.of_call(answer.token_usage),
+        **_took(answer, timing.price),
+        estimated_cost_usd=answer.estimated_cost_usd,
         target=timing.target,
         model=answer.model,
         finish_reason=answer.finish_reason,
@@ -147,6 +147,22 @@ def _result(answer: ProviderAnswer, tries: int, grant: Admission, timing: CallTi
         steps_cut=steps_cut,
         continuation=answer.continuation,
     )
+
+
+def _took(answer: ProviderAnswer, price: Price | None) -> dict[str, Any]:
+    """Return the tokens and the cost of an answer, as fields of its result: with those of an agent's own calls."""
+    reported, models = answer.token_usage, answer.models
+    cost_usd = None if price is None else price.of_call(reported)
+    if models is None:
+        return {"token_usage": reported, "cost_usd": cost_usd}
+    fixed_usd = 0.0 if price is None else float(price.per_call)
+    if cost_usd is not None:
+        cost_usd = round(fixed_usd + max(cost_usd - fixed_usd, models.cost_usd), 12)
+    if reported is None:
+        return {"token_usage": models.tokens if models.tokens.input else None, "cost_usd": cost_usd}
+    is_less = models.tokens.input > reported.input or models.tokens.output > reported.output
+    larger = reported + models.tokens.beyond(reported)
+    return {"token_usage": larger, "cost_usd": cost_usd, "reported_usage": reported if is_less else None}
 
 
 def _output(answer: ProviderAnswer, text: str) -> list[OutputMessage]:

@@ -31,6 +31,7 @@ from quintain.rpc.server import Credential, call_credential, integer_header, req
 from quintain.timings import Clock
 from quintain_worker.cost_bound import CostBound, CostRule
 from quintain_worker.inflight import CallIdentity
+from quintain_worker.providers.provider import ModelUsage
 
 #: Error messages about a request are cut to this length, in characters: they may quote a name of the caller's, and
 #: travel to the ledger in one batch with those of other callers.
@@ -121,12 +122,20 @@ class IncomingRequest(NamedTuple):
         unproven: int = 0,
         is_estimate: bool | None = None,
         is_free: bool = False,
+        models: ModelUsage | None = None,
     ) -> bytes:
         """Return the outcome of an attempt as the ledger is told it, with the reply to store, if there is one.
 
         ``report``, ``tries``, ``unproven`` and ``is_estimate`` are fields of `Settle`; what ``is_free`` cost nothing.
+        What an agent's own calls to ``models`` took is in the ledger already.
         """
         result = answer if isinstance(answer, Result) else None
+        if result is not None and models is not None:
+            usage, cost_usd = result.token_usage, result.cost_usd
+            result = result.with_fields(
+                token_usage=None if usage is None else usage.beyond(models.tokens),
+                cost_usd=None if cost_usd is None else round(max(0.0, cost_usd - models.cost_usd), 12),
+            )
         cost = None if result is None or result.cost_usd is None else picodollars(result.cost_usd)
         fault = FaultReply.from_fault(answer) if isinstance(answer, Fault) else None
         is_text = stored.startswith(b"{")

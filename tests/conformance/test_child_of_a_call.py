@@ -10,7 +10,7 @@ from quintain.contracts.ledger import Admission, OpenChild
 from quintain.contracts.session import AGENTS, Info, SessionOpened, SessionState
 from quintain.errors import ForbiddenTarget, Unauthorized
 from quintain_metadata import handlers
-from quintain_metadata.ledger import sessions, usage
+from quintain_metadata.ledger import audit, sessions, usage
 
 
 async def open_child(driver: ClockedLedgerDriver, session: SessionOpened, **altered: object) -> SessionOpened:
@@ -61,6 +61,22 @@ async def test_nobody_but_the_attempt_that_runs_the_call_opens_it(
         await open_child(ledger_driver, session, **altered)
 
 
+async def test_an_exported_call_has_the_call_whose_agent_made_it(ledger_driver: ClockedLedgerDriver) -> None:
+    session = await running_call(ledger_driver)
+    child = await open_child(ledger_driver, session, targets=["a"])
+    deeper = await ledger_driver.open_session(parent=child, max_calls=1)
+    for each, name in ((child, "r2"), (deeper, "r3")):
+        assert isinstance(await ledger_driver.admit(each, name, attempt=f"of {name}"), Admission)
+    records = await ledger_driver.ledger.transact(lambda _: audit.export_page(("", ""), session_id=session.session_id))
+    asker = audit.ParentCall(session_id=session.session_id, request_id="r1")
+    assert {each.request_id: each.parent for each in records} == {"r1": None, "r2": asker, "r3": asker}
+    lines = await ledger_driver.ledger.transact(lambda _: usage.usage_lines(session.session_id))
+    assert [(line.target, line.grader, line.agent, line.calls) for line in lines] == [
+        ("a", None, None, 1),
+        ("a", AGENTS, "a", 2),
+    ]
+
+
 async def test_a_call_has_one_at_a_time(ledger_driver: ClockedLedgerDriver) -> None:
     session = await running_call(ledger_driver)
     first, second = [await open_child(ledger_driver, session) for _ in range(2)]
@@ -83,4 +99,4 @@ async def test_its_calls_are_told_apart_from_those_that_asked_for_them(
     child = await open_child(ledger_driver, session, targets=["a"])
     assert isinstance(await ledger_driver.admit(child, "r2", attempt="t2"), Admission)
     lines = await ledger_driver.ledger.transact(lambda _: usage.usage_lines(session.session_id))
-    assert {(line.grader, line.calls) for line in lines} == ({(None, 1), (told, 1)} if grader is None else {(told, 2)})
+    assert [(line.grader, line.agent, line.calls) for line in lines] == [(grader, None, 1), (told, "a", 1)]

@@ -141,11 +141,18 @@ class AuditReport:
     findings: tuple[AuditFinding, ...]
 
 
+class ParentCall(Message):
+    """The call whose agent made others for its answer."""
+
+    session_id: str
+    request_id: str
+
+
 class CallRecord(Message):
     """One call as a line of ``calls.jsonl``.
 
     ``calls`` is what it counts for against the budget: 1, or 0 if it is not charged. Times are milliseconds since the
-    epoch; ``token_usage`` is set where the provider reported it.
+    epoch; ``token_usage`` is set where the provider reported it. ``parent`` is the call whose agent made this one.
     """
 
     session_id: str
@@ -159,11 +166,19 @@ class CallRecord(Message):
     updated_at: int
     token_usage: TokenUsage | None = None
     fault_code: str | None = None
+    parent: ParentCall | None = None
 
 
 #: The columns of a call that are exported unchanged, and those of its token usage.
 _EXPORTED_COLUMNS = tuple(
-    name for name in CallRecord.model_fields if name not in {"calls", "token_usage", "fault_code"}
+    name for name in CallRecord.model_fields if name not in {"calls", "token_usage", "fault_code", "parent"}
+)
+#: The session and the id of the call for whose agent a call's session, or the nearest such ancestor, was opened.
+_PARENT = (
+    "(WITH RECURSIVE up (parent_id, opened_for) AS (SELECT parent_id, opened_for FROM session"
+    " WHERE session.id = call.session_id UNION ALL SELECT session.parent_id, session.opened_for FROM up"
+    " JOIN session ON session.id = up.parent_id WHERE up.opened_for IS NULL)"
+    " SELECT parent_id || ' ' || opened_for FROM up WHERE opened_for IS NOT NULL)"
 )
 _TOKEN_COLUMNS = tuple(f"tokens_{kind}" for kind in TOKEN_KINDS)
 
@@ -185,7 +200,7 @@ def export_page(after: tuple[str, str], *, session_id: str | None = None) -> Sql
     """
     cte, session_filter = ("", "") if session_id is None else (FAMILY_CTE, " AND session_id IN (SELECT id FROM family)")
     rows = yield from execute(
-        f"{cte} SELECT {', '.join((*_EXPORTED_COLUMNS, *_TOKEN_COLUMNS))}, fault FROM call"
+        f"{cte} SELECT {', '.join((*_EXPORTED_COLUMNS, *_TOKEN_COLUMNS))}, fault, {_PARENT} FROM call"
         f" WHERE (session_id > ? OR (session_id = ? AND request_id > ?)){session_filter}"
         " ORDER BY session_id, request_id LIMIT ?",
         *([] if session_id is None else [session_id]),
@@ -196,7 +211,9 @@ def export_page(after: tuple[str, str], *, session_id: str | None = None) -> Sql
 
 def _record_from_row(row: Row) -> CallRecord:
     fields: dict[str, object] = dict(zip(_EXPORTED_COLUMNS, row, strict=False))
-    *tokens, fault = row[len(_EXPORTED_COLUMNS) :]
+    *tokens, fault, parent = row[len(_EXPORTED_COLUMNS) :]
+    if parent is not None:
+        fields["parent"] = dict(zip(ParentCall.model_fields, parent.split(" ", 1), strict=True))
     if tokens[0] is not None:
         fields["token_usage"] = stored_usage(*tokens)
     calls = int(fields["state"] in COUNTED_STATES)

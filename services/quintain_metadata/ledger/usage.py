@@ -104,23 +104,33 @@ _SUMS = (
 )
 
 
+#: As `FAMILY_CTE`, with the target of the call of the first session for whose agent each other one was opened.
+_AGENTS_CTE = (
+    "WITH RECURSIVE family (id, agent) AS (SELECT CAST(? AS text), CAST(NULL AS text) UNION ALL"
+    " SELECT child.id, coalesce(family.agent, asker.target) FROM session child JOIN family"
+    " ON child.parent_id = family.id LEFT JOIN call AS asker"
+    " ON asker.session_id = child.parent_id AND asker.request_id = child.opened_for)"
+)
+
+
 def usage_lines(session_id: str) -> SqlProgram[list[UsageLine]]:
-    """Return what the calls of a session and its descendants took, by target and grader.
+    """Return what the calls of a session and its descendants took, by target, grader and agent.
 
     Requests of calls that were refunded are counted too.
     """
     summed = (*(f"tokens_{kind}" for kind in TOKEN_KINDS), *_SUMS)
     rows = yield from execute(
-        f"{FAMILY_CTE} SELECT target, grader, {', '.join(f'CAST(coalesce(sum({one}), 0) AS bigint)' for one in summed)}"
-        " FROM call WHERE session_id IN (SELECT id FROM family) AND target <> ''"
-        " GROUP BY target, grader ORDER BY target, grader IS NOT NULL, grader",
+        f"{_AGENTS_CTE} SELECT target, grader, agent,"
+        f" {', '.join(f'CAST(coalesce(sum({one}), 0) AS bigint)' for one in summed)}"
+        " FROM call JOIN family ON call.session_id = family.id WHERE target <> ''"
+        " GROUP BY target, grader, agent ORDER BY target, grader IS NOT NULL, grader, agent IS NOT NULL, agent",
         session_id,
     )
     lines = [_usage_line(*row) for row in rows]
     return [line for line in lines if line.calls or line.tries]
 
 
-def _usage_line(target: str, grader: str | None, *sums: int) -> UsageLine:
+def _usage_line(target: str, grader: str | None, agent: str | None, *sums: int) -> UsageLine:
     tokens, (calls, counted, tries, unproven, billed, held, reserved, unknown) = (
         sums[: len(TOKEN_KINDS)],
         sums[len(TOKEN_KINDS) :],
@@ -131,6 +141,7 @@ def _usage_line(target: str, grader: str | None, *sums: int) -> UsageLine:
     return UsageLine(
         target=target,
         grader=grader,
+        agent=agent,
         calls=calls,
         counted=counted,
         tries=tries,

@@ -285,7 +285,7 @@ def _measurements(result: Result, answered_at: datetime | None, price: Price | N
     return {
         "token_usage": None if usage is None else usage.model_dump(by_alias=True, exclude_none=True),
         "duration_ms": result.duration_ms,
-        "cost_usd": None if price is None else price.of_call(usage),
+        "cost_usd": price.of_call(usage) if result.cost_usd is None and price is not None else result.cost_usd,
         **_time_fields(result, answered_at),
     }
 

@@ -157,11 +157,12 @@ def _target_lines(report: RunReport) -> Iterator[_ReportLine]:
     """The lines of the table of the targets.
 
     The calls, the tokens and the cost of a line are those of the same calls: the calls of the target, as the ledger
-    counts them. Targets that only graders, agents or simulated users ask have lines of their own. With several prompts,
-    or without a known cost, the calls and tokens are those of the line's rows, graders included.
+    counts them; its cost has what its agents called too. Targets that only graders, agents or simulated users ask have
+    lines of their own. With several prompts, or without a known cost, the calls and tokens are those of the line's
+    rows, graders included.
     """
     columns = report.summary.per_target
-    called = column_usage(report.bill, columns)
+    called, bill = column_usage(report.bill, columns), report.bill or Bill()
     for name, counts in columns.items():
         in_rows = LineUsage(counts.calls, counts.token_usage.input, counts.token_usage.output)
         yield _ReportLine(
@@ -169,14 +170,14 @@ def _target_lines(report: RunReport) -> Iterator[_ReportLine]:
             counts=counts,
             statistics=report.analysis.targets.get(name, TargetStatistics()),
             usage=LineUsage.of(called[name]) if name in called else in_rows,
-            cost=cost_text(called[name].cost) if name in called else MISSING,
+            cost=cost_text(bill.whole_cost(split_column(name)[0])) if name in called else MISSING,
         )
     asked = {split_column(name)[0] for name in columns}
-    if report.bill is None or not report.bill.is_priced or len(asked) < len(columns):
+    if not bill.is_priced or len(asked) < len(columns):
         return
-    for name, usage in report.bill.targets.items():
+    for name, usage in bill.targets.items():
         if name not in asked:
-            called_by = report.bill.role_text(name)
+            called_by = bill.role_text(name)
             yield _ReportLine(name=f"{name} ({called_by})", usage=LineUsage.of(usage), cost=cost_text(usage.cost))
 
 

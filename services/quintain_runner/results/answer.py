@@ -65,7 +65,8 @@ class Answer(Message):
 
     ``messages`` is absent where the answer is one message, and the text is all of it. ``attempts`` is absent where it
     is 1. ``cut``: it ended at a limit of tokens. ``steps`` are what an agent did, and ``steps_cut`` what its worker
-    left out of them; a model's are made of its messages where they are shown (`Row.steps`).
+    left out of them; a model's are made of its messages where they are shown (`Row.steps`). The costs and what an agent
+    reported are those of `Result`.
     """
 
     request_id: str | None = Field(default=None, exclude_if=is_none)
@@ -74,6 +75,9 @@ class Answer(Message):
     finish_reason: str | None = Field(default=None, exclude_if=is_none)
     cut: bool = Field(default=False, exclude_if=is_zero)
     token_usage: StoredUsage | None = Field(default=None, exclude_if=is_none)
+    reported_usage: StoredUsage | None = Field(default=None, exclude_if=is_none)
+    cost_usd: float | None = Field(default=None, exclude_if=is_none)
+    estimated_cost_usd: float | None = Field(default=None, exclude_if=is_none)
     attempts: int = Field(default=1, exclude_if=is_one)
     steps: list[StoredStep] | None = Field(default=None, exclude_if=is_none)
     steps_cut: StepsCut | None = Field(default=None, exclude_if=is_none)
@@ -89,6 +93,9 @@ class Answer(Message):
             finish_reason=result.finish_reason,
             cut=is_cut(result),
             token_usage=result.token_usage,
+            reported_usage=result.reported_usage,
+            cost_usd=result.cost_usd,
+            estimated_cost_usd=result.estimated_cost_usd,
             attempts=result.attempts,
             steps=result.steps,
             steps_cut=result.steps_cut,
@@ -103,6 +110,9 @@ class Answer(Message):
         return Result(
             output=self.messages or [OutputMessage(content=text)],
             token_usage=self.token_usage,
+            reported_usage=self.reported_usage,
+            cost_usd=self.cost_usd,
+            estimated_cost_usd=self.estimated_cost_usd,
             target=target,
             model=self.model,
             finish_reason=self.finish_reason,

@@ -50,7 +50,7 @@ class CallRole(StrEnum):
 class Bill(Message):
     """What calls took in all, by target, by grader and by role.
 
-    ``target_roles`` are what the calls of each target are for.
+    ``target_roles`` are what the calls of each target are for, and ``agents`` what agents' own calls took, by target.
     ``is_complete``: no call of an earlier session is missing. ``cache_saved_usd`` is what the caches of providers with
     known prices saved, less than 0 where writing to them cost more; None where none was used. ``wrong_bounds`` are the
     targets of which a try cost so many US dollars more than was reserved for it. ``is_soft``: under a limit in money
@@ -62,6 +62,7 @@ class Bill(Message):
     graders: dict[str, Usage] = Field(default_factory=dict)
     roles: dict[CallRole, Usage] = Field(default_factory=dict)
     target_roles: dict[str, list[CallRole]] = Field(default_factory=dict)
+    agents: dict[str, Usage] = Field(default_factory=dict)
     is_complete: bool = True
     cache_saved_usd: float | None = None
     wrong_bounds: dict[str, float] = Field(default_factory=dict)
@@ -73,7 +74,7 @@ class Bill(Message):
     ) -> Bill:
         """The bill of these lines."""
         total, targets, graders, roles = Usage(), dict[str, Usage](), dict[str, Usage](), dict[CallRole, Usage]()
-        target_roles = dict[str, list[CallRole]]()
+        target_roles, agents = dict[str, list[CallRole]](), dict[str, Usage]()
         for line in lines:
             total += line
             targets[line.target] = targets.get(line.target, Usage()) + line
@@ -81,6 +82,8 @@ class Bill(Message):
             roles[role] = roles.get(role, Usage()) + line
             if role not in target_roles.setdefault(line.target, []):
                 target_roles[line.target].append(role)
+            if line.agent is not None:
+                agents[line.agent] = agents.get(line.agent, Usage()) + line
             if line.grader is not None and role is CallRole.JUDGE:
                 graders[line.grader] = graders.get(line.grader, Usage()) + line
         return cls(
@@ -89,9 +92,14 @@ class Bill(Message):
             graders=graders,
             roles=roles,
             target_roles=target_roles,
+            agents=agents,
             is_complete=is_complete,
             cache_saved_usd=_cache_saved(targets, prices),
         )
+
+    def whole_cost(self, target: str) -> CostUsage:
+        """What the answers of a target cost, with what its agents called for them."""
+        return self.targets[target].cost + self.agents.get(target, Usage()).cost
 
     def role_text(self, target: str) -> str:
         """Who asks this target, in words: those of a run before it told that are called graders."""

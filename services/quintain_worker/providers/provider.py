@@ -44,6 +44,13 @@ def next_join(now: float) -> float:
     return (now // JOIN_SECONDS + 1) * JOIN_SECONDS
 
 
+class ModelUsage(NamedTuple):
+    """What the calls that an agent made for one answer took: their tokens, and in US dollars what is known of it."""
+
+    tokens: TokenUsage
+    cost_usd: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProviderAnswer:
     """The answer of a provider. ``model`` is the model that served the request, where the provider names it.
@@ -54,7 +61,8 @@ class ProviderAnswer:
     API. ``host_fingerprint`` is that of the host on which a hosted target ran. ``rates`` is what its headers say of the
     key's limits, where they do. ``steps`` are what an agent did, ``steps_cut`` what its `StepLog` left out of them.
     ``continuation`` is set where the target keeps the conversation: ``holds_conversation`` then says that this worker
-    does, so that the next turn has to come to it.
+    does, so that the next turn has to come to it. ``models`` is what an agent's own calls took, where it makes any, and
+    ``estimated_cost_usd`` what it says that the answer cost.
     """
 
     text: str
@@ -70,6 +78,8 @@ class ProviderAnswer:
     steps_cut: StepsCut | None = None
     continuation: Continuation | None = None
     holds_conversation: bool = False
+    models: ModelUsage | None = None
+    estimated_cost_usd: float | None = None
 
     @property
     def has_empty_usage(self) -> bool:

@@ -191,10 +191,6 @@ class TokenUsage(Message):
 
     ``input`` includes ``cached``, which the provider had in its cache, and ``cache_write``, which it put there, of
     which ``cache_write_1h`` for an hour; ``output`` includes ``reasoning``.
-
-    Example::
-
-        total = TokenUsage(input=10, output=5) + TokenUsage(input=3, output=1)
     """
 
     input: int = 0
@@ -215,6 +211,10 @@ class TokenUsage(Message):
             and parts[0] + parts[1] <= self.input
             and parts[2] <= parts[1]
         )
+
+    def beyond(self, other: TokenUsage) -> TokenUsage:
+        """Return what is more than the other, for each kind of tokens; added to that one, it makes the larger."""
+        return TokenUsage(**{kind: max(0, n - (getattr(other, kind) or 0)) for kind, n in self if n is not None})
 
     def __add__(self, other: TokenUsage) -> TokenUsage:
         if other is NO_TOKENS:
@@ -262,7 +262,9 @@ class Result(Message):
     ``target_fingerprint`` is the fingerprint of the configuration that the worker answered with, if it has one.
     ``ignored`` names the settings that the call was made without, because ``unsupported`` was ``ignore``.
     ``body`` is the answer to an `ApiRequest`, in the words of its API; ``output`` is empty then.
-    ``cost_usd`` is the cost of the tokens in ``token_usage``, in US dollars, if the worker knows their price.
+    ``cost_usd`` is the cost of the tokens in ``token_usage``, in US dollars, if the worker knows their price. Both are
+    the larger of what an agent reports and what its own calls took; ``reported_usage`` is set where it reports fewer
+    tokens. ``estimated_cost_usd`` is what an agent says that it cost.
     ``steps`` are what an agent did, and ``steps_cut`` what was left out of them. ``continuation`` is what the next turn
     of the conversation has to say; None where its messages are enough.
     """
@@ -270,6 +272,8 @@ class Result(Message):
     output: list[OutputMessage]
     token_usage: TokenUsage | None = None
     cost_usd: Number | None = None
+    reported_usage: TokenUsage | None = None
+    estimated_cost_usd: Number | None = None
     target: str
     model: str | None = None
     finish_reason: str | None = None

@@ -57,10 +57,11 @@ class GetInfo(Message):
     """Request a session's information; with ``usage`` also what its calls took, by target and grader.
 
     ``answered`` are request ids of this session whose answers the asker has: the reply waits up to 1 s until none of
-    these calls counts as running.
+    these calls counts as running; ``settled``: none of the session's and its children's.
     """
 
     usage: bool = False
+    settled: bool = False
     answered: Annotated[list[RequestId], Field(max_length=MAX_ANSWERED_IDS)] | None = None
 
 
@@ -142,10 +143,14 @@ AGENTS: Final = "agents"
 
 
 class UsageLine(Usage):
-    """What the calls of one target took that one grader made, or that are no grader's."""
+    """What the calls of one target took that one grader made, or that are no grader's.
+
+    ``agent`` is the target whose agent made them for its answers, if one did.
+    """
 
     target: str
     grader: str | None = None
+    agent: str | None = None
 
 
 class Info(Message):

@@ -211,13 +211,13 @@ def test_the_cost_of_a_target_is_that_of_its_column_where_it_has_one(tmp_path: P
     lines = (
         UsageLine(target="bot", calls=1, tries=1, cost=CostUsage(spent_usd=2.0)),
         UsageLine(target="judge", grader="j", calls=3, tries=3, cost=CostUsage(spent_usd=0.5)),
-        UsageLine(target="gpt", grader="agents", calls=1, tries=1, cost=CostUsage(spent_usd=1.0)),
+        UsageLine(target="gpt", grader="agents", agent="bot", calls=1, tries=1, cost=CostUsage(spent_usd=1.0)),
         UsageLine(target="sim", grader="simulated user", calls=1, tries=1, cost=CostUsage(spent_usd=1.0)),
         UsageLine(target="sim", grader="j", calls=1, tries=1, cost=CostUsage(spent_usd=2.0)),
     )
     others = [("judge (graders)", "$0.5000"), ("gpt (agents)", "$1.00"), ("sim (simulated user, graders)", "$3.00")]
     for prompts, costs in (
-        (["a"], [("bot · a", "$2.00"), *others]),
+        (["a"], [("bot · a", "$3.00"), *others]),
         (["a", "b"], [("bot · a", "-"), ("bot · b", "-")]),
     ):
         columns = [f"bot · {prompt}" for prompt in prompts]

@@ -73,6 +73,7 @@ def test_lines_become_the_answer_its_tokens_and_steps(
     taken, given, cached, written = usage
     assert answer.text == "High tide is at 12:40."
     assert answer.token_usage == TokenUsage(input=taken, output=given, cached=cached, cache_write=written)
+    assert answer.estimated_cost_usd == (0.0005 if preset == "claude-code" else None)
     said: list[tuple[object, ...]] = []
     for step in answer.steps:
         if step.operation == "execute_tool":

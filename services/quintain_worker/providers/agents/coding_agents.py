@@ -5,6 +5,7 @@ Lines of other types than these are left out: a later version may print more.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from quintain.config.program_targets import PresetName
@@ -32,7 +33,8 @@ def read_claude_line(line: Line, reading: TurnReading) -> None:
             if line.get("is_error") or not isinstance(result, str):
                 reading.fail(result or line.get("subtype"), line)
             else:
-                reading.finish(PrintedAnswer(text=result, token_usage=_claude_usage(_object(line.get("usage")))))
+                usage, cost = _claude_usage(_object(line.get("usage"))), line.get("total_cost_usd")
+                reading.finish(PrintedAnswer(text=result, token_usage=usage, estimated_cost_usd=_amount(cost)))
         case _:
             pass
 
@@ -210,6 +212,10 @@ def _objects(value: object) -> list[Line]:
 def _count(usage: Line, name: str) -> int:
     count = usage.get(name)
     return count if isinstance(count, int) and count >= 0 else 0
+
+
+def _amount(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and 0 <= value < math.inf else None
 
 
 def _failed(is_error: object) -> str | None:

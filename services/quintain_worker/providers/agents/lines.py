@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, JsonValue, ValidationError
 from pydantic_core import from_json, to_json
@@ -41,6 +41,7 @@ class PrintedAnswer(BaseModel):
         default=None, validation_alias=AliasChoices("token_usage", "tokenUsage", "usage")
     )
     steps: list[JsonValue] = []
+    estimated_cost_usd: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
 
     def to_answer(self) -> ProviderAnswer:
         """Return the answer; of several messages, the last of the assistant is the text. Raises `ValueError`."""
@@ -58,7 +59,13 @@ class PrintedAnswer(BaseModel):
             text = self.output
         if text is None:
             raise ValueError("it has neither text nor output")
-        return ProviderAnswer(text=text, output=output, token_usage=self.token_usage, steps=steps)
+        return ProviderAnswer(
+            text=text,
+            output=output,
+            token_usage=self.token_usage,
+            steps=steps,
+            estimated_cost_usd=self.estimated_cost_usd,
+        )
 
 
 def parse_output(text: str) -> ProviderAnswer:

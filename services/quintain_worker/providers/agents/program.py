@@ -164,14 +164,16 @@ class AgentProgramProvider(SessionScopedProvider, ConversationHolder):
         key = conversation_id if holder is None else _key(holder.session_id, conversation_id)
         with steps_before_failure(reading.steps):
             async with AsyncExitStack() as stack:
-                token = ""
+                session, token = None, ""
                 if self._models is not None and holder is not None:
-                    token = await stack.enter_async_context(self._models.session(holder, ends_at))
+                    session, token = await stack.enter_async_context(self._models.session(holder, ends_at))
                 process = await stack.enter_async_context(self._process(key, turn, ends_at, timeout_seconds))
                 if process.url is not None and token:
                     stack.enter_context(process.url.standing_for(token))
                 await self._have_turn(process.program, line, reading, ends_at, timeout_seconds)
                 process.is_last = reading.error is not None
+                if reading.answer is not None and session is not None:
+                    reading.answer = await session.with_usage(reading.answer)
             if reading.answer is None:
                 raise self._failure(f"the program answered with an error: {self._quoted(reading.error or '')}")
         return dataclasses.replace(

@@ -130,8 +130,8 @@ class RemoteTargetProvider(HostedProvider):
                         self._check_takes_session(remote_lease.descriptor)
                         config = {SESSION_SLOT: await agent_session.open(ends_at)}
                     answer = await call.answer(question, {**self._target.config, **config})
-                    masked = answer if agent_session is None else agent_session.masked(answer)
-                    return replace(masked, ignored=ignored, host_fingerprint=remote_lease.fingerprint)
+                answer = replace(answer, ignored=ignored, host_fingerprint=remote_lease.fingerprint)
+                return answer if agent_session is None else await agent_session.with_usage(agent_session.masked(answer))
             except TimeoutError:
                 idle = self._target.idle_seconds
                 silence = "" if idle is None else f", or sent nothing for {idle:g} s"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -10,14 +11,24 @@ from dataclasses import replace
 from quintain.bus.base import Bus
 from quintain.config.nested_models import TargetChildSession
 from quintain.contracts.agents import AgentStep
+from quintain.contracts.headers import TOKEN_HEADER
 from quintain.contracts.ledger import OpenChild
-from quintain.contracts.session import SessionOpened
-from quintain.errors import BusError, ConfigError, Fault, ProviderFailed
+from quintain.contracts.session import GetInfo, SessionOpened
+from quintain.errors import BusError, ConfigError, Fault, ProviderFailed, QuintainError
 from quintain.programs.agent_urls import AgentUrl, AgentUrls
 from quintain.remote.child_session import OPEN_SECONDS, ChildSession, ChildSessions
-from quintain.routes import OPEN_CHILD
+from quintain.routes import INFO, OPEN_CHILD
 from quintain.rpc.requests import RpcClient
-from quintain_worker.providers.provider import Billing, CallHolder, ProviderAnswer, ProviderContext, ProviderFailure
+from quintain_worker.providers.provider import (
+    Billing,
+    CallHolder,
+    ModelUsage,
+    ProviderAnswer,
+    ProviderContext,
+    ProviderFailure,
+)
+
+log = logging.getLogger(__name__)
 
 
 class AgentSession:
@@ -59,6 +70,21 @@ class AgentSession:
             raise ProviderFailure(failure, Billing.UNBILLED, retryable=True) from None
         return self._child.token
 
+    async def with_usage(self, answer: ProviderAnswer) -> ProviderAnswer:
+        """Return the agent's answer with what its calls took, as far as they have ended: it is asked before the close.
+
+        Raises nothing except a cancellation.
+        """
+        assert self._child is not None, "an agent that answered has a session"
+        headers, request = {TOKEN_HEADER: self._child.token}, GetInfo(settled=True)
+        try:
+            info = await self._rpc_client.call_route(INFO, request, headers, timeout_seconds=OPEN_SECONDS)
+        except QuintainError as error:
+            log.warning("%s: what its calls took is not known: %s", self._name, error.message)
+            return answer
+        cost_usd = 0.0 if info.cost is None else info.cost.known_usd
+        return replace(answer, models=ModelUsage(info.token_usage, cost_usd))
+
     async def close(self) -> None:
         """Close the child session; raises nothing except a cancellation."""
         await self._children.close_all()
@@ -99,15 +125,15 @@ class AgentModels:
         return self._urls.add()
 
     @asynccontextmanager
-    async def session(self, holder: CallHolder, ends_at: float) -> AsyncIterator[str]:
-        """Open the session of a call while the context is open; yields its token.
+    async def session(self, holder: CallHolder, ends_at: float) -> AsyncIterator[tuple[AgentSession, str]]:
+        """Open the session of a call while the context is open; yields it and its token.
 
         Raises `ProviderFailure`, unbilled.
         """
         await self._rpc_client.start()
         session = AgentSession(self._name, self._terms, self._rpc_client, holder)
         try:
-            yield await session.open(ends_at)
+            yield session, await session.open(ends_at)
         finally:
             await session.close()
 

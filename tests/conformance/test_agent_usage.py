@@ -1,0 +1,100 @@
+"""What an agent's own calls took and what it reports are one, in its answer and in the ledger."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quintain.contracts.invoke import TokenUsage
+from quintain.contracts.session import AGENTS
+from quintain_runner.results.bill import Bill
+from support.memory_fleet import MemoryFleet, memory_fleet
+
+#: A call of the model costs $0.40, by 100 tokens of input and 30 of output; ``dear`` has the same price for its own.
+CONFIG = """
+targets:
+  model:
+    provider: mock
+    response: "an opinion"
+    token_usage: {input: 100, output: 30}
+    price: &price {input_per_million: 1000, output_per_million: 10000}
+  agent: &agent
+    provider: command
+    protocol: jsonl
+    command: [python, agent.py]
+    child_session: {targets: [model], max_calls: 8}
+  dear: {<<: *agent, price: *price}
+  retail: {<<: *agent, price: {per_call: 0.05}}
+"""
+
+#: Calls the model as often as it is asked to, and reports what it is told to.
+AGENT = """
+import json, os, sys, urllib.request
+
+for line in sys.stdin:
+    times, usage = json.loads(json.loads(line)["prompt"])
+    body = json.dumps({"model": "model", "messages": [{"role": "user", "content": "well?"}]}).encode()
+    headers = {"content-type": "application/json", "authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+    for _ in range(times):
+        request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)
+        urllib.request.urlopen(request).read()
+    print(json.dumps({"type": "answer", "text": "done", "usage": usage}), flush=True)
+"""
+
+
+@pytest.fixture(params=["memory", "rabbit"])
+async def fleet(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[MemoryFleet]:
+    url = request.getfixturevalue("broker_url") if request.param == "rabbit" else "memory://"
+    (tmp_path / "agent.py").write_text(AGENT)
+    async with memory_fleet(tmp_path, CONFIG, {"PATH": "/usr/bin:/bin"}, broker_url=url) as running:
+        yield running
+
+
+def usage(tokens: tuple[int, int] | None) -> dict[str, int] | None:
+    return None if tokens is None else {"input": tokens[0], "output": tokens[1]}
+
+
+@pytest.mark.parametrize(
+    ("target", "calls", "reported", "tokens", "cost", "is_less"),
+    [
+        ("agent", 2, (200, 60), (200, 60), 0.8, False),
+        ("agent", 2, (150, 60), (200, 60), 0.8, True),
+        ("agent", 2, (300, 50), (300, 60), 0.8, True),
+        ("agent", 2, None, (200, 60), 0.8, False),
+        ("agent", 0, (7, 3), (7, 3), 0.0, False),
+        ("agent", 0, None, None, 0.0, False),
+        ("dear", 2, (200, 60), (200, 60), 0.8, False),
+        ("dear", 2, (300, 70), (300, 70), 1.0, False),
+        ("dear", 2, (100, 10), (200, 60), 0.8, True),
+        ("retail", 2, (200, 60), (200, 60), 0.85, False),
+    ],
+)
+async def test_the_larger_counts_once(
+    fleet: MemoryFleet,
+    target: str,
+    calls: int,
+    reported: tuple[int, int] | None,
+    tokens: tuple[int, int] | None,
+    cost: float,
+    is_less: bool,
+) -> None:
+    async with fleet.client(target, max_calls=50) as client:
+        said = await client.invoke(json.dumps([calls, usage(reported)]))
+        info = await client.get_info(usage=True)
+    expected = None if tokens is None else TokenUsage(input=tokens[0], output=tokens[1])
+    assert said.token_usage == expected
+    assert said.cost_usd == pytest.approx(cost)
+    assert said.reported_usage == (TokenUsage.model_validate(usage(reported)) if is_less else None)
+    assert (info.token_usage.input, info.token_usage.output) == (tokens or (0, 0))
+    assert info.usage is not None
+    bill = Bill.of(info.usage)
+    assert (bill.total.token_usage.input, bill.total.token_usage.output) == (tokens or (0, 0))
+    assert bill.total.cost.known_usd == pytest.approx(cost)
+    assert bill.total.cost.unknown == 0
+    assert bill.whole_cost(target).known_usd == pytest.approx(cost)
+    lines: list[Any] = [(line.target, line.grader, line.agent, line.calls) for line in info.usage]
+    assert set(lines) == {(target, None, None, 1), *[("model", AGENTS, target, calls)] * bool(calls)}
