@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,7 +36,8 @@ from quintain_runner.report.run_report import RunReport
 from quintain_runner.results.labels import verdicts_of
 from quintain_runner.results.row import Row, RowKey
 from quintain_runner.results.store import all_current_rows, current_rows, open_results
-from quintain_runner.spec.asking_graders import ACTIVITY_SECTIONS, JudgeGrader
+from quintain_runner.spec.asking_graders import ACTIVITY_SECTIONS
+from quintain_runner.spec.graders import GraderSpec, judges_among
 from quintain_runner.statistics.judge_agreement import (
     JudgePair,
     LabelAgreement,
@@ -114,26 +116,34 @@ async def calibrate(options: CalibrationOptions, listener: RunListener | None = 
     run = _narrowed(run, found, answers)
     await _store_answers(run, answers)
     report = await execute_checked(run, listener)
-    judges = [one for one in run.evaluation.spec.graders if isinstance(one, JudgeGrader)]
-    result = await asyncio.to_thread(_compared, options, found, answers, judges)
+    result = await asyncio.to_thread(_compared, options, found, answers, run.evaluation.spec.graders)
     with atomic_write(options.run.folder / CALIBRATION_FILE_NAME) as file:
         file.write(result.to_wire() + b"\n")
     return result, report
 
 
 def _read_answers(run: RunSettings, labeled_run: Path) -> LabeledAnswers:
-    evaluation = run.evaluation
+    evaluation, labels = run.evaluation, run.evaluation.spec.labels
     with run.open_cases() as cases:
-        if evaluation.spec.labels is None:
-            return answers_of_run(labeled_run, cases, run.targets, evaluation.prompts)
-        path = evaluation.path.parent / evaluation.spec.labels
-        for judge in evaluation.spec.graders:
-            if isinstance(judge, JudgeGrader) and not set(ACTIVITY_SECTIONS).isdisjoint(judge.show or ()):
+        if labels is None:
+            found = answers_of_run(labeled_run, cases, run.targets, evaluation.prompts)
+        else:
+            found = answers_of_file(evaluation.path.parent / labels, cases, run.targets, evaluation.prompts[0])
+    shared = list(judges_among(evaluation.spec.graders))
+    answers = [replace(one, judges=(*shared, *one.judges)) for one in found.answers]
+    for one in answers:
+        if not one.judges:
+            found.leave_out("of cases without a judge", one.row.case_id)
+        for judge in one.judges:
+            if labels is not None and not set(ACTIVITY_SECTIONS).isdisjoint(judge.show or ()):
                 raise ConfigError(
-                    f"{path}: its answers are texts, and the judge {judge.name} is shown what a target did; label "
-                    "answers of a run in `quintain view`, and take labels out of the evaluation file"
+                    f"{found.source}: its answers are texts, and the judge {judge.name} is shown what a target did; "
+                    "label answers of a run in `quintain view`, and take labels out of the evaluation file"
                 )
-        return answers_of_file(path, cases, run.targets, evaluation.prompts[0])
+    found.answers = [one for one in answers if one.judges]
+    if not found.answers:
+        raise ConfigError(f"{evaluation.path}: graders: no labeled case has a judge; add one with builtin: llm-judge")
+    return found
 
 
 def _narrowed(run: RunSettings, found: LabeledAnswers, answers: Sequence[LabeledAnswer]) -> RunSettings:
@@ -167,15 +177,13 @@ async def _store_answers(run: RunSettings, answers: Sequence[LabeledAnswer]) -> 
 
 
 def _compared(
-    options: CalibrationOptions, found: LabeledAnswers, answers: Sequence[LabeledAnswer], graders: Sequence[JudgeGrader]
+    options: CalibrationOptions, found: LabeledAnswers, answers: Sequence[LabeledAnswer], graders: Sequence[GraderSpec]
 ) -> Calibration:
-    judges = [
-        name for one in graders for name in (one.name, *(f"{one.name} · {judge}" for judge in one.judge_targets or ()))
-    ]
+    judges = list(dict.fromkeys(name for one in answers for name in one.verdict_names))
     rows = {row.key: row for row in current_rows(options.run.folder)}
     judged = {half: [_verdicts(one, rows) for one in answers if _half(one, options) is half] for half in Half}
     every = [one for half in judged.values() for one in half]
-    missing = {judge: sum(judge not in one.verdicts for one in every) for judge in judges}
+    missing = Counter(name for one in every for name in one.answer.verdict_names if name not in one.verdicts)
     return Calibration(
         evaluation=str(options.run.path),
         source=str(found.source),
@@ -183,7 +191,7 @@ def _compared(
         labels=len(answers),
         half=options.half,
         left_out=found.left_out,
-        without_verdict={judge: count for judge, count in missing.items() if count},
+        without_verdict=dict(missing),
         halves={
             half: {judge: label_agreement(_of_judge(ones, judge)) for judge in judges}
             for half, ones in judged.items()

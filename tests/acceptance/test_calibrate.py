@@ -210,3 +210,88 @@ def test_each_judge_of_a_jury_is_compared_with_the_labels(shell: CommandLine) ->
     assert figures["jury"]["labels"] == figures["jury · judge"]["labels"] > figures["jury · bot"]["labels"] == 0
     assert result["withoutVerdict"] == {"jury · bot": 6}
     assert result["comparisons"] == []
+
+
+LISTS = """
+dataset: cases.jsonl
+targets: [bot]
+labels: gold.jsonl
+graders:
+  - name: both
+    all:
+      - {builtin: llm-judge, prompt: strict.md, judge_target: judge}
+      - {builtin: exact}
+      - {any: [{builtin: llm-judge, prompt: lenient.md, judge_target: judge, not: true}], not: true}
+  - {name: bad, not: true, any: [{builtin: llm-judge, prompt: strict.md, judge_target: judge}]}
+"""
+
+
+def test_judges_in_lists_are_compared_with_the_labels_each_by_itself_and_turned_around_where_its_list_is(
+    shell: CommandLine,
+) -> None:
+    write_all(shell, labels=gold())
+    (shell.folder / "eval.yaml").write_text(LISTS)
+    result: dict[str, Any] = shell.run("calibrate", "eval.yaml", "--json").json
+    assert calls(shell) == {"strict": 48, "lenient": 24}
+    for half in result["halves"].values():
+        strict, lenient, opposite = half["both · 1"], half["both · 3 · 1"], half["bad · 1"]
+        assert list(half) == ["both · 1", "both · 3 · 1", "bad · 1"]
+        assert (strict["agreement"]["value"], opposite["agreement"]["value"]) == (1.0, 0.0)
+        assert 0 < lenient["agreement"]["value"] < 1
+    assert result["withoutVerdict"] == {}
+    assert len(result["comparisons"]) == 3
+
+
+OWN = {"builtin": "llm-judge", "instructions": "strict", "judge_target": "judge"}
+
+
+JURY = {"name": "own list", "any": [{**OWN, "judge_targets": ["judge", "bot"], "judge_target": None}]}
+
+
+def write_own(shell: CommandLine, graders: str) -> None:
+    """Give every second case two judges of its own, and the first a jury in a list."""
+    rows = [json.loads(line) for line in (shell.folder / "cases.jsonl").read_text().splitlines()]
+    for row in rows[::2]:
+        row["graders"] = [{"builtin": "contains", "value": "r"}, {**OWN, "not": True}, OWN]
+    rows[0]["graders"].append(JURY)
+    (shell.folder / "cases.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    (shell.folder / "eval.yaml").write_text(f"dataset: cases.jsonl\ntargets: [bot]\nlabels: gold.jsonl\n{graders}")
+
+
+def test_judges_of_cases_are_compared_with_the_labels_of_their_cases_and_others_are_counted(
+    shell: CommandLine,
+) -> None:
+    write_all(shell, labels=gold())
+    write_own(shell, "")
+    result: dict[str, Any] = shell.run("calibrate", "eval.yaml", "--json", code=None).json
+    assert result["labels"] == 12
+    assert [(one["labels"], one["cases"][0]) for one in result["leftOut"].values()] == [(12, "case-2")]
+    figures = list(result["halves"].values())
+    for name, agreement in (("llm-judge", 1.0), ("not-llm-judge", 0.0)):
+        assert sum(half[name]["labels"] for half in figures) == 12
+        assert {half[name]["agreement"]["value"] for half in figures} == {agreement}
+    assert sum(half["own list · 1 · judge"]["labels"] for half in figures) == 1
+    assert result["withoutVerdict"] == {"own list · 1": 1, "own list · 1 · bot": 1}
+    assert result["comparisons"] == []
+    before = calls(shell)["strict"]
+    shell.run("calibrate", "eval.yaml", code=None)
+    assert calls(shell)["strict"] == before
+
+
+def test_a_judge_of_a_case_has_the_name_that_it_has_in_a_run(shell: CommandLine) -> None:
+    write_all(shell, labels=gold(3))
+    shared = "{builtin: llm-judge, prompt: lenient.md, judge_target: judge}"
+    write_own(shell, f"graders: [{{name: llm-judge-2, all: [{{builtin: exact}}]}}, {shared}]\n")
+    result: dict[str, Any] = shell.run("calibrate", "eval.yaml", "--json", code=None).json
+    for half in result["halves"].values():
+        assert list(half)[:3] == ["llm-judge", "not-llm-judge", "llm-judge-3"]
+        assert half["llm-judge"]["labels"] >= half["llm-judge-3"]["labels"]
+    assert result["comparisons"] == []
+
+
+def test_an_evaluation_without_a_judge_of_its_labels_is_refused(shell: CommandLine) -> None:
+    write_all(shell, labels=gold(3))
+    lines = [line for line in (shell.folder / "eval.yaml").read_text().splitlines() if "llm-judge" not in line]
+    (shell.folder / "eval.yaml").write_text("\n".join(lines))
+    assert "llm-judge" in shell.run("calibrate", "eval.yaml", "--json", code=2).stdout
+    assert calls(shell) == {}

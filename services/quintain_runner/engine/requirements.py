@@ -45,7 +45,7 @@ def case_requirements(
     sections = _section_requirements(evaluation)
     tokens = _token_requirements(evaluation, token_limits)
     return (
-        *_grading_requirements(spec),
+        *_grading_requirements(spec, judges_only=evaluation.judges_only),
         *_tool_call_requirements(spec),
         *sections,
         _own_section_requirement(evaluation),
@@ -102,9 +102,9 @@ def fields_in_use(evaluation: Evaluation) -> frozenset[str]:
     )
 
 
-def _grading_requirements(spec: EvaluationSpec) -> Iterator[CaseRequirement]:
+def _grading_requirements(spec: EvaluationSpec, *, judges_only: bool) -> Iterator[CaseRequirement]:
     """The case has a grader with a weight, and what its graders compare with is there, and can be compared with."""
-    if not any(grader.weight for grader in spec.graders):
+    if not judges_only and not any(grader.weight for grader in spec.graders):
         yield CaseRequirement(
             is_met=lambda case: any(grader.weight for grader in case.graders),
             problem="no grader with a weight",

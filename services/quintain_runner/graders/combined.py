@@ -8,17 +8,8 @@ from dataclasses import dataclass, replace
 from quintain.contracts.invoke import NO_TOKENS, Result
 from quintain_runner.graders.base import GraderRunner, GradingContext, GradingResult, PlannedCalls, final_verdict
 from quintain_runner.plan.trials import Trial
-from quintain_runner.results.row import Check, GraderRow, criterion_name
-from quintain_runner.spec.graders import AllGrader, CombiningGrader, GraderSpec, parts_of
-
-#: So many characters of a list's name stand in those of its graders, which a call has room for.
-_NAME_CHARACTERS = 48
-
-
-def part_specs(spec: CombiningGrader) -> list[GraderSpec]:
-    """The graders of a list, each with a name that no other grader of the evaluation has."""
-    names = (criterion_name(spec.name[:_NAME_CHARACTERS], str(number)) for number, _ in enumerate(parts_of(spec), 1))
-    return [part.model_copy(update={"name": name}) for part, name in zip(parts_of(spec), names, strict=True)]
+from quintain_runner.results.row import Check, GraderRow
+from quintain_runner.spec.graders import AllGrader, CombiningGrader, parts_of
 
 
 @dataclass(frozen=True, slots=True)

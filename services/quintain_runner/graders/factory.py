@@ -33,7 +33,7 @@ from quintain.programs.sandbox import Confinement, gateway_address
 from quintain_runner.files import read_text_file
 from quintain_runner.graders.base import GraderRunner
 from quintain_runner.graders.builtin import BuiltinGraderRunner, build_comparison
-from quintain_runner.graders.combined import CombinedGraderRunner, part_specs
+from quintain_runner.graders.combined import CombinedGraderRunner
 from quintain_runner.graders.function_worker import FunctionDescription, FunctionRequest
 from quintain_runner.graders.judge import JudgeGraderRunner
 from quintain_runner.graders.pairwise import PairwiseGraderRunner
@@ -55,6 +55,7 @@ from quintain_runner.spec.graders import (
     InvalidGrader,
     judges_of,
     max_calls_of,
+    part_specs,
     parts_of,
 )
 from quintain_runner.spec.templates import parse_template

@@ -58,6 +58,7 @@ from quintain_runner.plan.selection import (
 )
 from quintain_runner.results.store import KeyHashSet, key_hash
 from quintain_runner.spec.evaluation import DatasetSpec, Evaluation
+from quintain_runner.spec.graders import judges_among
 from quintain_runner.spec.prompts import CASE_AS_IT_IS, Prompt
 from quintain_runner.spec.templates import TemplateError
 
@@ -67,14 +68,15 @@ class CaseSource:
     """A file of cases, its format, and the selection of its rows.
 
     ``prompts`` are what is asked about each case; where they ask the case itself, it needs a question or messages.
-    ``grader_names`` are those of the evaluation's graders, which no case's own grader has; None where cases are read
-    without their own graders.
+    ``grader_names`` are those of the evaluation's graders, which no case's own grader has. ``judges_only``: of a case's
+    own graders only the judges are read.
     """
 
     path: Path
     format: Literal["jsonl", "csv", "yaml"] = "jsonl"
     prompts: tuple[Prompt, ...] = (CASE_AS_IT_IS,)
-    grader_names: frozenset[str] | None = frozenset()
+    grader_names: frozenset[str] = frozenset()
+    judges_only: bool = False
     selection: CaseSelection = ALL_CASES
 
 
@@ -158,7 +160,7 @@ def read_cases(source: CaseSource) -> Generator[Case, None, None]:
 
     Example::
 
-        stats = check_dataset(evaluation.spec.dataset, Path("cases.jsonl"))
+        stats = check_dataset(evaluation.spec.dataset, CaseSource(path=Path("cases.jsonl")))
         for case in read_cases(stats.source):
             print(case.id)
     """
@@ -166,20 +168,12 @@ def read_cases(source: CaseSource) -> Generator[Case, None, None]:
         yield from source.selection.filter_cases(_valid_cases(source, rows))
 
 
-def check_dataset(
-    spec: DatasetSpec,
-    path: Path,
-    requirements: Sequence[CaseRequirement] = (),
-    prompts: tuple[Prompt, ...] = (CASE_AS_IT_IS,),
-    grader_names: frozenset[str] | None = frozenset(),
-) -> DatasetStats:
+def check_dataset(spec: DatasetSpec, source: CaseSource, requirements: Sequence[CaseRequirement] = ()) -> DatasetStats:
     """Read every row once, up to the last one that can be selected, and draw the sample.
 
-    ``path`` is the dataset file, or the stored output of the dataset command, and ``prompts`` are what is asked about
-    each case; ``grader_names`` are as in `CaseSource`. Raises `ConfigError` with one line for
+    ``source`` is the dataset file, or the stored output of the dataset command. Raises `ConfigError` with one line for
     each invalid row, with its line number, or one line for each requirement that selected cases do not meet.
     """
-    source = CaseSource(path=path, format=spec.case_format, prompts=prompts, grader_names=grader_names)
     sampler, ids, digest = HashSampler(spec), KeyHashSet(), hashlib.sha256()
     unmet, errors = UnmetRequirements(requirements), list[str]()
     rows, error_count, input_characters, expected_characters = 0, 0, 0, 0
@@ -197,16 +191,16 @@ def check_dataset(
             feature_fields.update(row.metadata.keys() & FEATURE_NAMES.keys())
             # A case that does not fill them was counted above.
             with suppress(TemplateError):
-                for prompt in prompts:
+                for prompt in source.prompts:
                     asked = prompt.apply(row)
                     input_characters += input_length(asked)
                     conversations.add(asked)
-            expected_characters += len(prompts) * len(expected_text(row) or "")
+            expected_characters += len(source.prompts) * len(expected_text(row) or "")
             if sampler.is_complete:
                 break
     if error_count:
-        raise config_error(path, errors, more=error_count - len(errors))
-    _require_cases(path, spec, rows, sampler)
+        raise config_error(source.path, errors, more=error_count - len(errors))
+    _require_cases(source.path, spec, rows, sampler)
     source = replace(source, selection=sampler.final_selection())
     warnings = _require_met(unmet, source, sampler)
     share = sampler.case_count / sampler.matching_count
@@ -286,18 +280,18 @@ def _parsed_rows(source: CaseSource, on_line: Callable[[bytes], object] = len) -
                 rows = parse_csv(lines) if source.format == "csv" else parse_jsonl(lines)
             if any(prompt.asks_the_case for prompt in source.prompts):
                 rows = ((number, require_question(row)) for number, row in rows)
-            names = source.grader_names
-            yield from ((number, _with_graders(row, names)) for number, row in rows)
+            yield from ((number, _with_graders(row, source)) for number, row in rows)
     except OSError as error:
         raise ConfigError(
             f"{source.path}: the dataset cannot be read ({error.strerror}); its path is relative to the evaluation file"
         ) from None
 
 
-def _with_graders(row: Case | InvalidLine, names: frozenset[str] | None) -> Case | InvalidLine:
-    if names is None and isinstance(row, Case):
-        return row.model_copy(update={"graders": []})
-    return with_own_graders(row, names or frozenset())
+def _with_graders(row: Case | InvalidLine, source: CaseSource) -> Case | InvalidLine:
+    row = with_own_graders(row, source.grader_names)
+    if source.judges_only and isinstance(row, Case):
+        return row.model_copy(update={"graders": list(judges_among(row.graders))})
+    return row
 
 
 def _observed_lines(lines: Iterable[bytes], on_line: Callable[[bytes], object]) -> Iterator[bytes]:
@@ -324,14 +318,21 @@ def open_dataset(
     removed. Raises `ConfigError` with all errors of the dataset, or if the command fails.
     """
     spec = evaluation.spec.dataset
-    names = None if evaluation.judges_only else frozenset(evaluation.spec.column_names)
+    source = CaseSource(
+        path=evaluation.folder / (spec.file or ""),
+        format=spec.case_format,
+        prompts=evaluation.prompts,
+        grader_names=evaluation.grader_names,
+        judges_only=evaluation.judges_only,
+    )
     if spec.command is None:
-        return check_dataset(spec, evaluation.folder / (spec.file or ""), requirements, evaluation.prompts, names)
+        return check_dataset(spec, source, requirements)
     argv = json.dumps([spec.command, spec.case_format == "csv"])
     name = f"dataset-{hashlib.sha256(argv.encode()).hexdigest()[:12]}.{spec.case_format}"
     path = results_folder / name
+    source = replace(source, path=path)
     if path.exists():
-        return check_dataset(spec, path, requirements, evaluation.prompts, names)
+        return check_dataset(spec, source, requirements)
     try:
         results_folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -350,7 +351,7 @@ def open_dataset(
         raise ConfigError(f"{evaluation.path}: dataset: {error.message}") from None
     _run_command_into(path, program)
     try:
-        return check_dataset(spec, path, requirements, evaluation.prompts, names)
+        return check_dataset(spec, source, requirements)
     except ConfigError as error:
         # Invalid output is not kept, so that the command runs again once it is fixed.
         path.unlink()

@@ -23,6 +23,7 @@ from quintain_runner.results.answer import Answer
 from quintain_runner.results.labels import NoteKey, answer_sha256, blind_labels, latest_notes, read_notes
 from quintain_runner.results.row import GRADER_FAILED, Row, RowCase, RowError, RowFingerprints, RowKey, RowStatus
 from quintain_runner.results.store import all_current_rows, key_hash
+from quintain_runner.spec.asking_graders import JudgeGrader
 from quintain_runner.spec.grader_options import NonEmptyString, SpecModel
 from quintain_runner.spec.prompts import Prompt
 
@@ -61,15 +62,23 @@ class LabelLine(SpecModel):
 
 @dataclass(frozen=True, slots=True)
 class LabeledAnswer:
-    """An answer and its label. ``row`` holds the answer, and no verdict on it."""
+    """An answer and its label. ``row`` holds the answer, and no verdict on it; ``judges`` are its case's own,
+    or all that judge it."""
 
     row: Row
     label: bool
+    judges: Sequence[JudgeGrader] = ()
 
     @property
     def key(self) -> RowKey:
         """The trial at which the answer stands."""
         return self.row.key
+
+    @property
+    def verdict_names(self) -> list[str]:
+        """The names of the verdicts on it: those of its judges, and of a jury also one for each judge."""
+        judges = ((one.name, judge) for one in self.judges for judge in ("", *(one.judge_targets or ())))
+        return [f"{name} · {judge}" if judge else name for name, judge in judges]
 
 
 class UnusedLabels(Message):
@@ -172,7 +181,7 @@ def answers_of_file(path: Path, cases: Iterable[Case], targets: Sequence[str], p
             answer=Answer(),
             fingerprints=RowFingerprints(input=input_fingerprint(asked), grading=grading_fingerprint(asked)),
         )
-        found.answers.append(LabeledAnswer(_unjudged(row), label.passed))
+        found.answers.append(LabeledAnswer(_unjudged(row), label.passed, case.graders))
     return found
 
 
@@ -200,7 +209,7 @@ def answers_of_run(
         elif row.fingerprints.input != input_fingerprint(prompt.apply(case)) or not row.is_gradable:
             found.leave_out("of answers to another question: the case or the prompt changed", row.case_id)
         else:
-            found.answers.append(LabeledAnswer(_unjudged(row), bool(labels[key].passed)))
+            found.answers.append(LabeledAnswer(_unjudged(row), bool(labels[key].passed), case.graders))
     for key in gone:
         found.leave_out("of another answer: the case was asked again", key.case_id)
     if not found.answers:

@@ -18,9 +18,8 @@ from quintain.contracts.session import Priority, Weight
 from quintain.contracts.values import Count, TargetName
 from quintain.programs.sandbox import SandboxOption
 from quintain.runtime.text_files import read_text
-from quintain_runner.spec.asking_graders import JudgeGrader
 from quintain_runner.spec.grader_options import NonEmptyString, Reducer, Reducers, SpecModel, required_repeats
-from quintain_runner.spec.graders import GRADER_MODELS, GraderSpec, column_names_of, named_graders
+from quintain_runner.spec.graders import GRADER_MODELS, GraderSpec, column_names_of, judges_among, named_graders
 from quintain_runner.spec.prompts import CASE_AS_IT_IS, Prompt, PromptField, PromptMessage, PromptSpec, load_prompts
 
 #: A value that ``where`` can compare a field with.
@@ -187,6 +186,7 @@ class Evaluation:
     """An evaluation file after it was read: its path, its text and its validated content.
 
     ``prompts`` are the prompts with their files read: one at least. ``judges_only``: its other graders are left out.
+    ``grader_names`` are the names of the columns of all graders of the file.
     ``graders_without_session`` names the graders that are known to make no calls; it is empty until the functions among
     them were imported. ``unavailable_graders`` cannot be run any more, each with the reason: rows with their verdicts
     are kept.
@@ -197,6 +197,7 @@ class Evaluation:
     spec: EvaluationSpec
     prompts: tuple[Prompt, ...] = (CASE_AS_IT_IS,)
     judges_only: bool = False
+    grader_names: frozenset[str] = frozenset()
     notes: Sequence[str] = ()
     graders_without_session: frozenset[str] = frozenset()
     unavailable_graders: Mapping[str, str] = field(default_factory=dict)
@@ -254,8 +255,10 @@ def load_evaluation(path: Path, *, judges_only: bool = False) -> Evaluation:
         errors.extend(validation_messages(error, _MODELS))
     if errors:
         raise config_error(path, errors)
+    names = frozenset(spec.column_names)
     if judges_only:
-        spec = _with_judges_only(path, spec)
+        judges = list(judges_among(spec.graders))
+        spec = spec.model_copy(update={"graders": judges, "threshold": None, "reduce": None, "by": []})
     prompts = load_prompts(spec.prompts or (), path.absolute().parent)
     return Evaluation(
         path=path,
@@ -263,21 +266,13 @@ def load_evaluation(path: Path, *, judges_only: bool = False) -> Evaluation:
         spec=spec,
         prompts=prompts,
         judges_only=judges_only,
+        grader_names=names,
         notes=[f"{path}: {note}" for note in document.notes(_read_spec)],
     )
 
 
 def _read_spec(content: object) -> EvaluationSpec:
     return EvaluationSpec.model_validate({} if content is None else content)
-
-
-def _with_judges_only(path: Path, spec: EvaluationSpec) -> EvaluationSpec:
-    judges = [
-        one.model_copy(update={"weight": 1.0, "reduce": None}) for one in spec.graders if isinstance(one, JudgeGrader)
-    ]
-    if not judges:
-        raise config_error(path, ["graders: none of them is a judge; add one with builtin: llm-judge"])
-    return spec.model_copy(update={"graders": judges, "threshold": None, "reduce": None, "by": []})
 
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"

@@ -265,6 +265,26 @@ def single_graders(graders: Iterable[GraderSpec]) -> Iterator[GraderSpec]:
         yield from single_graders(parts) if (parts := parts_of(grader)) else (grader,)
 
 
+#: So many characters of a list's name stand in those of its graders, which a call has room for.
+_NAME_CHARACTERS: Final = 48
+
+
+def part_specs(spec: GraderSpec) -> list[GraderSpec]:
+    """The graders of a list, each with a name that no other grader of the evaluation has."""
+    names = (criterion_name(spec.name[:_NAME_CHARACTERS], str(number)) for number, _ in enumerate(parts_of(spec), 1))
+    return [part.model_copy(update={"name": name}) for part, name in zip(parts_of(spec), names, strict=True)]
+
+
+def judges_among(graders: Iterable[GraderSpec], *, is_negated: bool = False) -> Iterator[JudgeGrader]:
+    """Iterate over the judges, those of lists too, each as a grader by itself: with the name that it has in results, of
+    weight 1, and turned around where its list is."""
+    for grader in graders:
+        negate = grader.negate != is_negated
+        if isinstance(grader, JudgeGrader):
+            yield grader.model_copy(update={"negate": negate, "weight": 1.0, "reduce": None})
+        yield from judges_among(part_specs(grader), is_negated=negate)
+
+
 def max_calls_of(grader: GraderSpec) -> int:
     """The most calls that one execution of this grader can make: its limit for programs, 1 for each target it asks.
 

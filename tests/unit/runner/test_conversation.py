@@ -20,7 +20,7 @@ from quintain_runner.engine.run_settings import RunOptions, inspect_evaluation
 from quintain_runner.plan.cases import parse_jsonl, require_question
 from quintain_runner.plan.changes import input_fingerprint
 from quintain_runner.plan.conversation import MAX_ATTEMPTS, TrialConversation, most_asks, most_turns, planned_ids
-from quintain_runner.plan.dataset import check_dataset
+from quintain_runner.plan.dataset import CaseSource, check_dataset
 from quintain_runner.report.exports import write_agentv_run
 from quintain_runner.report.inspect_export import write_inspect_logs
 from quintain_runner.report.report_files import render_markdown, write_csv
@@ -459,7 +459,7 @@ def test_a_conversation_that_cannot_be_held_is_refused_by_name(tmp_path: Path, r
 def test_a_user_that_is_data_stays_data(tmp_path: Path) -> None:
     path = tmp_path / "cases.jsonl"
     path.write_text(json.dumps({"id": "c", "question": "q", "user": "ann"}) + "\n")
-    assert check_dataset(DatasetSpec(file="cases.jsonl"), path).conversations is None
+    assert check_dataset(DatasetSpec(file="cases.jsonl"), CaseSource(path=path)).conversations is None
 
 
 async def inspected(folder: Path, rows: list[Json], **settings: object) -> str:

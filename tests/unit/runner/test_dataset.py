@@ -24,7 +24,8 @@ def write(tmp_path: Path, *lines: str | bytes) -> Path:
 
 
 def check(path: Path, **choice: object) -> DatasetStats:
-    return check_dataset(DatasetSpec.model_validate({"file": path.name, **choice}), path)
+    spec = DatasetSpec.model_validate({"file": path.name, **choice})
+    return check_dataset(spec, CaseSource(path=path, format=spec.case_format))
 
 
 def selected_ids(path: Path, **choice: object) -> list[str]:
