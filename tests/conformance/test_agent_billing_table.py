@@ -65,7 +65,6 @@ def never(streams: bool) -> Script:
     return StreamedResponse(events=EVENTS, then="stall") if streams else ScriptedResponse(stall=True)
 
 
-REFUSED = "401, 402, 403, 404, 405; 5xx, also 503 without Retry-After"
 DEADLINE = "408; no answer in time, or nothing for `idle_seconds`"
 FORGOTTEN = "404 or 410 to a session of an earlier answer"
 
@@ -75,9 +74,10 @@ ROWS: Mapping[str, Mapping[str, Failure | None]] = {
     "429": {"429": status(429, retry_after_ms="20")},
     "503 with Retry-After": {"503 later": status(503, retry_after_ms="20")},
     FORGOTTEN: {"404 to a session": status(404), "410 to a session": status(410)},
-    REFUSED: {str(code): status(code) for code in (401, 402, 403, 404, 405, 500, 502, 503, 504)},
-    "other refusals of the request, a redirect": {
-        **{str(code): status(code) for code in (400, 413, 422)},
+    "401, 402, 407: a refused credential": {str(code): status(code) for code in (401, 402, 407)},
+    "404, 405; 5xx, also 503 without Retry-After": {str(code): status(code) for code in (404, 405, 500, 502, 503, 504)},
+    "other refusals of the request, a redirect; 403, which may be a guard's answer": {
+        **{str(code): status(code) for code in (400, 403, 413, 422)},
         "redirect": status(307, location="http://127.0.0.1:9/"),
     },
     "an answer that is no JSON, or in which a pointer finds nothing": {"nothing": nothing_found, "no JSON": no_json},
@@ -133,7 +133,8 @@ async def test_a_failure_is_tried_again_and_charged_as_the_page_says(
 ) -> None:
     request = SECOND_TURN if row == FORGOTTEN else QUESTION
     fails = None if failure is None else lambda kind: failure(KINDS[kind][0])
-    seconds = 4 if row in {THROTTLED, DEADLINE} else 60
+    # A quota asks a third time within five seconds.
+    seconds = {THROTTLED: 10, DEADLINE: 4}.get(row, 60)
     ended = await TARGETS.outcomes(tmp_path, fails, request=request, deadline_seconds=seconds)
     for kind, (_, has_quota) in KINDS.items():
         TABLE.check(row, ended[kind], is_reached=failure is not None, has_quota=has_quota, name=kind)

@@ -83,8 +83,8 @@ DEADLINE = "the deadline passed during the request"
 
 #: By the row of the table: its failures. None: nothing listens there.
 ROWS: Mapping[str, Mapping[str, Failure | None]] = {
-    "401, 402, 403, 404": {
-        **{str(code): status(code) for code in (401, 402, 403, 404)},
+    "401, 402, 403, 404, 407": {
+        **{str(code): status(code) for code in (401, 402, 403, 404, 407)},
         "spent credit": spent_credit,
     },
     "429": {"429": status(429, retry_after_ms="20")},

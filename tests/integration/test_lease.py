@@ -81,7 +81,7 @@ async def test_a_target_is_configured_run_queried_and_reset(host: ThreadHost) ->
         assert await target.query("runs", since="reset") == "0"
         with pytest.raises(ValueError, match="There is no slot 'mood'"):
             await target.set_config("mood", "good")
-        with pytest.raises(TypeError, match="is a int"):
+        with pytest.raises(TypeError, match="of type int"):
             await target.set_config("persona", 1)  # type: ignore[arg-type]
     assert host.instances[-1].torn_down
 

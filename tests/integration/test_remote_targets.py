@@ -249,7 +249,7 @@ async def test_an_answer_that_is_no_response_is_an_error_of_the_controllers_own(
         return "a text"
 
     host.serve(lambda: Bot(script))
-    with pytest.raises(TypeError, match="with an EventResponse, not with a str"):
+    with pytest.raises(TypeError, match="with an EventResponse, not with str"):
         await controller(answer).drive(remote.create())
 
 
