@@ -105,6 +105,7 @@ RUN_BY = {
     "quintain dlq replay": "tests/acceptance/test_dlq.py",
     "quintain dlq drop": "tests/acceptance/test_dlq.py",
     "quintain ledger prune": "tests/acceptance/test_ledger_command.py",
+    "quintain ledger release": "tests/acceptance/test_run_money.py",
     "quintain broker add-user": "tests/integration/test_broker_commands.py",
     "quintain broker limit": "tests/integration/test_broker_commands.py",
 }

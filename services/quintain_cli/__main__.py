@@ -53,6 +53,7 @@ COMMANDS: CommandTable = {
     "ledger verify": "maintenance:verify",
     "ledger export": "maintenance:export",
     "ledger prune": "maintenance:prune",
+    "ledger release": "maintenance:release",
     "dlq list": "dlq:list_messages",
     "dlq show": "dlq:show_message",
     "dlq drop": "dlq:drop_messages",
@@ -70,7 +71,7 @@ GROUPS = {
     "QUINTAIN_ADMIN_TOKEN.",
     "session": "Open, list, show and close sessions (needs QUINTAIN_ADMIN_TOKEN).",
     "serve": "Run one service until SIGTERM.",
-    "ledger": "Read the ledger of QUINTAIN_LEDGER_URL, or delete old sessions of it.",
+    "ledger": "Read the ledger of QUINTAIN_LEDGER_URL, delete old sessions of it, or release what it holds.",
     "dlq": "Show, replay and delete messages that no service could process. They are kept in quintain.poison.",
     "broker": "Add users of a broker, through its management API or as printed definitions.",
     "schema": "Print the JSON schema of a file. A schema serves for completion in an editor "

@@ -66,7 +66,7 @@ from quintain.topology import CANCEL as CANCEL_EXCHANGE
 from quintain.topology import METADATA, METADATA_QUEUE
 from quintain_metadata.admission import AdmissionQueue
 from quintain_metadata.events import read_fleet
-from quintain_metadata.ledger import call_rows, calls, leases, sessions, targets, usage
+from quintain_metadata.ledger import call_rows, calls, held, leases, sessions, targets, usage
 from quintain_metadata.ledger.lifecycle import CallState
 from quintain_metadata.ledger.session_rows import SessionRow, load_session
 from quintain_metadata.quotas import quota_rows
@@ -220,7 +220,9 @@ def _read_info(moment: Moment, request: GetInfo, session: SessionRow | None, *, 
 
 
 def _with_usage(info: Info) -> SqlProgram[Info]:
-    return info.model_copy(update={"usage": (yield from usage.usage_lines(info.session_id))})
+    is_held = info.cost is not None and info.cost.held_usd > 0
+    told = (yield from held.held_tries(info.session_id)) if is_held else None
+    return info.model_copy(update={"usage": (yield from usage.usage_lines(info.session_id)), "held": told})
 
 
 def _show(moment: Moment, request: ShowSession, _: SessionRow | None) -> SqlProgram[Info]:

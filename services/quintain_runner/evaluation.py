@@ -37,7 +37,7 @@ from quintain_runner.engine.backend import connect_backend
 from quintain_runner.engine.cost_limit import configured_costs, cost_problems, has_cost_limit
 from quintain_runner.engine.run import RunListener, run_evaluation
 from quintain_runner.engine.run_settings import RunOptions, RunSettings, inspect_evaluation
-from quintain_runner.engine.session import RunSessions, write_calls
+from quintain_runner.engine.session import RunSessions, local_ledger_url, write_calls
 from quintain_runner.files import atomic_write, exclusive_lock
 from quintain_runner.report.report_files import flat_rows
 from quintain_runner.report.run_report import RunReport, read_report
@@ -277,7 +277,7 @@ async def checked_run(options: RunOptions) -> RunSettings:
 async def execute_checked(run: RunSettings, listener: RunListener | None = None) -> RunReport:
     """Run an evaluation whose files are checked, and return its report. Raises as `run_evaluation`."""
     options, listener = run.options, listener or RunListener()
-    ledger_url = run.settings.ledger_url or f"sqlite://{(options.folder / 'ledger.sqlite3').absolute()}"
+    ledger_url = local_ledger_url(run)
     with exclusive_lock(options.folder, options.folder / ".lock"):
         async with (
             connect_backend(run, ledger_url=ledger_url, exclusive_path=str(options.folder.absolute())) as backend,

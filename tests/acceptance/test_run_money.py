@@ -95,6 +95,33 @@ async def test_a_run_stops_at_its_limit_and_a_higher_one_finishes_the_rest(shell
     assert (len(rows), {row["status"] for row in rows.values()}) == (40, {"graded"})
 
 
+@pytest.mark.timeout(120)
+async def test_what_a_run_holds_is_told_and_released_by_the_vendors_bill(shell: CommandLine) -> None:
+    provider = PricedProvider(failing=0.25, answer=ANSWER, kinds=("500", "no usage"))
+    async with serving(provider) as url:
+        write_priced_evaluation(shell.folder, url, cases=40)
+        stopped = await run_within(shell, 0.1, code=4)
+        first = amounts(shell)
+        bill = json.loads((shell.folder / OUTPUT / "run.json").read_text())["bill"]
+        assert {each["cause"] for each in bill["held"]} == {"HTTP 500", "no usage"}
+        assert sum(each["usd"] for each in bill["held"]) == pytest.approx(first["held"] / DOLLAR)
+        assert bill["releaseCommand"] in stopped.stdout
+        setting, *words = shlex.split(bill["releaseCommand"])
+        unknown = (provider.bill - provider.answered_bill) / DOLLAR
+        assert words[1:3] == ["ledger", "release"]
+        command = [word.replace("AMOUNT", str(unknown)) for word in words[1:]]
+        environment = dict([setting.split("=", 1)])
+        released = shell.run(*command, "--json", env=environment).json
+        assert released["freedUsd"] == pytest.approx(first["held"] / DOLLAR - unknown)
+        assert amounts(shell) == {**first, "spent": first["spent"] + round(unknown * DOLLAR), "held": 0}
+        assert "clean" in shell.run("ledger", "verify", env=environment).stdout
+        shell.run(*command, env=environment, code=1)  # nothing is held any more
+        provider.failing, before = 0, len(final_rows(shell))
+        await run_within(shell, 0.1, "--in-doubt", "retry", code=4)
+    assert len(final_rows(shell)) > before
+    assert provider.bill == amounts(shell)["spent"] <= 0.1 * DOLLAR
+
+
 #: What a row really costs, of a target and of one that costs a quarter of it: `ANSWER` and its judgement.
 ROW_USD, CASES = 0.0037, 560
 

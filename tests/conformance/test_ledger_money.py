@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 import pytest
 
 from conformance.clocked_ledger_driver import ClockedLedgerDriver
+from quintain.contracts.invoke import FaultReply
 from quintain.contracts.ledger import Admission, Admit, AttemptOutcome, Settle
 from quintain.contracts.money import PICODOLLARS_PER_DOLLAR, CostTerms, dollars_text, picodollars
 from quintain.contracts.session import AmendSession, ResumeTarget, SessionOpened
-from quintain.errors import BadRequest, Fault
-from quintain_metadata.ledger import calls, sessions, targets
+from quintain.errors import BadRequest, Fault, ProviderError, ProviderFailed, WorkerLost
+from quintain_metadata.ledger import calls, held, sessions, targets
 from quintain_metadata.ledger.decisions import AdmitOperation, DeferReason, Deferred
 from support.ledger_operations import alone
 
@@ -396,4 +397,51 @@ async def test_a_failure_that_its_provider_does_not_bill_frees_what_it_reserved(
     info = await ledger_driver.info(session)
     assert info.cost is not None
     assert (info.call_count, info.cost.unknown, info.unproven_tries) == (1, 0, 0)
+    assert await ledger_driver.audit_findings() == ()
+
+
+async def test_held_money_is_told_by_its_cause_and_released_by_the_bill(ledger_driver: ClockedLedgerDriver) -> None:
+    session = await ledger_driver.open_session(max_cost_usd=0.05)
+    child = await ledger_driver.open_session(parent=session, max_calls=2, max_cost_usd=0.01)
+    replaced = await told(ledger_driver, session, "replaced")
+    ledger_driver.clock_ahead_ms += 20_000
+    await ledger_driver.register("w2")
+    taken_over = await ledger_driver.admit_granted(session, "replaced", by="w2", max_cost=CENT)
+    failed = await ledger_driver.admit_granted(child, "failed", by="w2", max_cost=CENT)
+    words = ProviderFailed("it broke", charged=True)
+    words.provider_error = ProviderError(status=500)
+    settled = settle_with(child, "failed", failed.attempt_id, AttemptOutcome.CHARGED, None, unproven=True)
+    await settle(ledger_driver, settled.model_copy(update={"fault": FaultReply.from_fault(words)}))
+    answered = settle_with(session, "replaced", taken_over.attempt_id, AttemptOutcome.RESULT, CENT // 4)
+    await settle(ledger_driver, answered)
+    assert await amounts(ledger_driver, session) == {"spent": CENT // 4, "held": 2 * CENT}
+    found = await ledger_driver.ledger.transact(lambda _: held.held_tries(session.session_id))
+    assert {(each.cause, each.tries, each.usd) for each in found} == {("HTTP 500", 1, 0.01), (WorkerLost.code, 1, 0.01)}
+
+    with pytest.raises(BadRequest):
+        await ledger_driver.ledger.transact(lambda _: held.release_held(session.session_id, 2 * CENT + 1))
+    freed = await ledger_driver.ledger.transact(lambda _: held.release_held(session.session_id, CENT + CENT // 2))
+    assert freed == CENT // 2
+    assert await amounts(ledger_driver, session) == {"spent": CENT + CENT // 2 + CENT // 4}
+    assert await amounts(ledger_driver, child) in ({"spent": CENT}, {"spent": CENT // 2})
+    assert await ledger_driver.audit_findings() == ()
+    # What reports after the administrator did is in that bill already.
+    await settle(ledger_driver, settle_with(session, "replaced", str(replaced), AttemptOutcome.RESULT, CENT // 2))
+    assert await amounts(ledger_driver, session) == {"spent": CENT + CENT // 2 + CENT // 4}
+    assert await ledger_driver.audit_findings() == ()
+    assert await ledger_driver.ledger.transact(lambda _: held.held_tries(session.session_id)) == []
+
+
+async def test_a_lost_call_that_reports_after_the_release_changes_nothing(ledger_driver: ClockedLedgerDriver) -> None:
+    session = await ledger_driver.open_session(max_cost_usd=0.05)
+    lost = await told(ledger_driver, session, "r1")
+    ledger_driver.clock_ahead_ms += 700_000
+    await ledger_driver.sweep()
+    assert await amounts(ledger_driver, session) == {"held": CENT}
+    assert await ledger_driver.ledger.transact(lambda _: held.release_held(session.session_id, 0)) == CENT
+    await settle(ledger_driver, settle_with(session, "r1", str(lost), AttemptOutcome.RESULT, CENT // 2))
+    info = await ledger_driver.info(session)
+    assert await amounts(ledger_driver, session) == {}
+    assert info.cost is not None
+    assert (info.cost.unknown, info.tries) == (0, 1)
     assert await ledger_driver.audit_findings() == ()

@@ -107,3 +107,24 @@ def test_a_long_question_costs_what_its_tier_says() -> None:
     assert price is not None
     assert price.of_call(TokenUsage(input=100, output=10)) == pytest.approx(120e-6)
     assert price.of_call(TokenUsage(input=101, output=10)) == pytest.approx(242e-6)
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_taken"),
+    [
+        ({"provider": "openai", "model": "m"}, True),
+        ({"provider": "http", "url": "http://localhost/ask", "body": {"q": "{{ prompt }}"}}, True),
+        ({"provider": "command", "command": ["python"]}, False),
+        ({"provider": "agent", "agent": "module:agent"}, False),
+        ({"provider": "target", "host": "h"}, False),
+        ({"provider": "mock"}, False),
+    ],
+)
+def test_what_answers_no_request_has_no_free_failures(fields: dict[str, Any], is_taken: bool) -> None:
+    model, price = TARGET_MODELS[fields["provider"]], {"per_call": 0.1, "failed_tries": "free"}
+    assert model.model_validate({**fields, "price": {"per_call": 0.1}}).price is not None
+    if is_taken:
+        assert model.model_validate({**fields, "price": price}).price is not None
+        return
+    with pytest.raises(ValidationError, match="failed_tries"):
+        model.model_validate({**fields, "price": price})

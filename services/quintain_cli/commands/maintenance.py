@@ -1,16 +1,19 @@
-"""``quintain target``, ``drain``, ``ledger``: pauses targets, ends workers; verifies, exports and prunes the ledger."""
+"""``quintain target``, ``drain``, ``ledger``: pauses targets, ends workers; reads and changes the ledger."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 import time
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
 
 from quintain.contracts.ledger import DrainState
+from quintain.contracts.money import dollars_text, picodollars, to_dollars
 from quintain.contracts.session import RegisteredWorker, WorkerList
 from quintain.fleet.tables import duration
 from quintain.settings import environment, read_settings
@@ -29,8 +32,10 @@ from quintain_cli.console import (
 )
 from quintain_cli.running_fleet import ask_admin, ledger_url, open_fleet_admin
 from quintain_metadata.ledger.audit import AuditReport, export_page, verify_counters
+from quintain_metadata.ledger.held import release_held
 from quintain_metadata.ledger.pruning import PruneReport, find_old
 from quintain_metadata.ledger.pruning import prune as delete_old
+from quintain_metadata.store.base import Ledger
 from quintain_metadata.store.opening import open_ledger, open_snapshot
 
 TargetArgument = Annotated[str, typer.Argument(metavar="NAME", help="The target.")]
@@ -205,6 +210,42 @@ def prune(
         print_stdout(f"ledger   {report.sessions} sessions, {report.calls} calls: {done}")
 
 
+def release(
+    session_id: Annotated[str, typer.Argument(metavar="SESSION", help="The session that holds it, as of a run.")],
+    billed_usd: Annotated[
+        float, typer.Option("--billed-usd", min=0, help="What the vendor billed for these tries in all, in US dollars.")
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Release what a session and its children hold for tries whose bill was not known, by the vendor's bill.
+
+    What was billed counts as spent, and the rest is free again. Attempts of these calls that report later change
+    nothing. An SQLite ledger can only be changed while its metadata service is stopped.
+    """
+    freed = run_command(_release(ledger_url(read_settings(environment())), session_id, billed_usd), as_json=as_json)
+    if as_json:
+        print_json({"sessionId": session_id, "billedUsd": billed_usd, "freedUsd": to_dollars(freed)})
+    else:
+        print_stdout(f"ledger   {dollars_text(picodollars(billed_usd))} billed, {dollars_text(freed)} free again")
+
+
+async def _release(url: str, session_id: str, billed_usd: float) -> int:
+    async with existing_ledger(url) as ledger:
+        return await ledger.transact(lambda _: release_held(session_id, picodollars(billed_usd)))
+
+
+@contextlib.asynccontextmanager
+async def existing_ledger(url: str) -> AsyncIterator[Ledger]:
+    """Open a ledger to change it; one that is not there is not created."""
+    async with open_snapshot(url):
+        pass
+    ledger = await open_ledger(url)
+    try:
+        yield ledger
+    finally:
+        await ledger.close()
+
+
 async def _count_old(url: str, before: int) -> PruneReport:
     report = PruneReport()
     async with open_snapshot(url) as snapshot:
@@ -214,13 +255,8 @@ async def _count_old(url: str, before: int) -> PruneReport:
 
 
 async def _delete_old(url: str, before: int) -> PruneReport:
-    async with open_snapshot(url):  # a ledger that is not there is not created
-        pass
-    ledger = await open_ledger(url)
-    try:
+    async with existing_ledger(url) as ledger:
         return await delete_old(ledger, before)
-    finally:
-        await ledger.close()
 
 
 async def _verify(url: str) -> AuditReport:

@@ -45,7 +45,7 @@ from quintain_cli.console import (
 from quintain_cli.run_output import print_table as print_text_table
 from quintain_cli.running_fleet import ask_admin, missing_workers, print_missing
 from quintain_runner.report.text_table import bill_table
-from quintain_runner.results.bill import Bill, dollars, money_text
+from quintain_runner.results.bill import Bill, dollars, held_line, money_text
 
 
 def open_session(
@@ -170,6 +170,10 @@ def print_info(info: Info, *, as_json: bool) -> None:
         "targets": ", ".join(info.available_targets) or "none registered: start `quintain serve worker`",
     }
     print_table(rows.items())
+    if (held := held_line(Bill().with_info(info))) is not None:
+        print_stdout(
+            f"{held}\nnext     quintain ledger release {info.session_id} --billed-usd AMOUNT, beside the ledger"
+        )
     if info.usage:
         print_text_table(bill_table(Bill.of(info.usage)))
 

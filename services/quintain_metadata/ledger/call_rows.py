@@ -150,6 +150,9 @@ _ADDED_COUNTS = (
 #: Adds to the counters of a call: the parameters are `AttemptCounts`, and the call.
 COUNT_SQL = f"UPDATE call SET {_ADDED_COUNTS} WHERE session_id = ? AND request_id = ?"
 
+#: Records why money is held for a call: the HTTP status or the code of the last such try, the call.
+HELD_FOR_SQL = "UPDATE call SET held_for = ? WHERE session_id = ? AND request_id = ?"
+
 #: Applies a transition to a call that is still in its state.
 TRANSITION_SQL = (
     "UPDATE call SET state = ?, fault = ?, cost = ?, lost = ?, updated_at = ?,"

@@ -175,6 +175,8 @@ class Changes:
             return NO_COUNTS
         amount = call.cost if is_holder else self.rows.attempt_costs.get(settlement.attempt_id, 0)
         counts, billed = _settled_counts(settlement, amount), billed_cost(settlement) or 0
+        if counts.held:
+            self.add(call_rows.HELD_FOR_SQL, _held_for(settlement), call.session_id, call.request_id)
         if was_lost:
             counts = counts.plus(_lost_counts(amount), times=-1)
             if is_holder:
@@ -196,6 +198,8 @@ class Changes:
     def _lose_attempt(self, call: CallRow) -> AttemptCounts:
         """Count a running attempt that nobody has heard the end of; returns what is added to its call."""
         counts = _lost_counts(call.cost)
+        if counts.held:
+            self.add(call_rows.HELD_FOR_SQL, WorkerLost.code, call.session_id, call.request_id)
         self._count(call, counts, CostChange(held=call.cost, reserved=-call.cost, unknown=counts.unknown))
         return counts
 
@@ -226,6 +230,14 @@ class Changes:
     def add(self, sql: str, *parameters: SqlValue) -> None:
         """Write with this statement too, for these parameters."""
         self._written.setdefault(sql, []).append(parameters)
+
+
+def _held_for(settlement: Settle) -> str:
+    """Return why the bill of an attempt is not known: the provider's HTTP status, or the code of the fault."""
+    if (fault := settlement.fault) is None:
+        return "no usage"
+    status = None if fault.provider_error is None else fault.provider_error.status
+    return fault.code if status is None else f"HTTP {status}"
 
 
 def _lost_counts(amount: int) -> AttemptCounts:

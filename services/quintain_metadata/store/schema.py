@@ -73,7 +73,7 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         # holds it, or held it last, until its bill is known: in the session's ``cost_reserved`` while the call runs,
         # else in ``cost_held``. ``lost``: that attempt has ended, as far as is known, and has not been reported. The
         # counters of its attempts, lost ones as one try that may have been billed, are those of the session: what is
-        # ``billed``, ``held`` and ``unknown``.
+        # ``billed``, ``held`` and ``unknown``. ``held_for``: the HTTP status or the code of the last such try.
         """CREATE TABLE call (
             session_id text NOT NULL REFERENCES session (id),
             request_id text NOT NULL,
@@ -103,6 +103,7 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
             billed bigint NOT NULL DEFAULT 0,
             held bigint NOT NULL DEFAULT 0,
             unknown bigint NOT NULL DEFAULT 0,
+            held_for text,
             created_at bigint NOT NULL,
             updated_at bigint NOT NULL,
             PRIMARY KEY (session_id, request_id)

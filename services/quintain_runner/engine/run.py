@@ -29,7 +29,7 @@ from quintain_runner.engine.requirements import check_turns
 from quintain_runner.engine.rerun_plan import Planner, RerunPlan, run_fingerprints, target_references
 from quintain_runner.engine.run_settings import RunSettings
 from quintain_runner.engine.scheduler import ErrorLimit, TrialScheduler
-from quintain_runner.engine.session import NewSession, PlanSession, RunSessions, read_final_info
+from quintain_runner.engine.session import NewSession, PlanSession, RunSessions, read_final_info, release_command
 from quintain_runner.engine.trial_budget import TrialBudget
 from quintain_runner.graders.base import GraderRunner, GradingContext, judge_references
 from quintain_runner.graders.factory import build_own, open_graders
@@ -299,6 +299,8 @@ class _Execution:
         if record.sessions:
             earlier = session.calls_of_earlier_sessions
             bill = record.bill_of(self.run.prices, session.session_id, earlier).with_info(info)
+            if bill.held and session.session_id is not None:
+                bill = bill.with_fields(release_command=release_command(session.session_id, self.run))
         return record.with_fields(statistics=analysis, bill=bill, prices=dict(self.run.prices))
 
     @asynccontextmanager

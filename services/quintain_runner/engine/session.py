@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -35,6 +36,19 @@ SETTLE_TIMEOUT_SECONDS, SETTLE_POLL_SECONDS = 5.0, 0.1
 def fleet_calls_note(session_id: str) -> str:
     """Return the note in the run's record that says where a fleet keeps the calls of the run."""
     return f"on the fleet, beside its ledger: quintain ledger export --session {session_id}"
+
+
+def release_command(session_id: str, run: RunSettings) -> str:
+    """Return the command by which whoever has the ledger releases what the session holds, with what was billed."""
+    command = f"quintain ledger release {session_id} --billed-usd AMOUNT"
+    if run.is_on_fleet:
+        return f"{command}, beside the fleet's ledger"
+    return command if run.settings.ledger_url else f"QUINTAIN_LEDGER_URL={shlex.quote(local_ledger_url(run))} {command}"
+
+
+def local_ledger_url(run: RunSettings) -> str:
+    """Return the URL of the ledger of a run that makes its calls in this process."""
+    return run.settings.ledger_url or f"sqlite://{(run.options.folder / 'ledger.sqlite3').absolute()}"
 
 
 async def write_calls(folder: Path, ledger_url: str) -> None:

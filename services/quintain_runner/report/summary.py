@@ -19,7 +19,7 @@ from quintain.contracts.invoke import NO_TOKENS, TokenUsage
 from quintain.contracts.message import Message
 from quintain_runner.report.progress import ProgressState
 from quintain_runner.results.answer import is_zero
-from quintain_runner.results.bill import Bill, CallRole, cost_line, dollars, tries_line
+from quintain_runner.results.bill import Bill, CallRole, cost_line, dollars, held_line, tries_line
 from quintain_runner.results.counts import RowTally
 from quintain_runner.results.row import TARGET_CHANGED, split_column
 from quintain_runner.statistics.analysis import format_score
@@ -227,7 +227,8 @@ _BUDGET_OPTION = re.compile(r" --max-(?:calls|cost-usd)[ =]\S+")
 
 def account_lines(total: RunTotals, columns: Mapping[str, ColumnTotals], bill: Bill | None) -> list[str]:
     """What a report says below its tables of money, requests, calls and answers that were cut, a line each."""
-    lines = (cost_line(bill), tries_line(bill), unaccounted_calls_note(total, bill), lost_turns_note(total))
+    money = (cost_line(bill), held_line(bill), tries_line(bill))
+    lines = (*money, unaccounted_calls_note(total, bill), lost_turns_note(total))
     return [*(line for line in lines if line is not None), *_cut_notes(columns)]
 
 

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from quintain.config.prices import Price
 from quintain.contracts.message import Message
-from quintain.contracts.money import dollars_text, picodollars
+from quintain.contracts.money import HeldTries, dollars_text, picodollars
 from quintain.contracts.session import AGENTS, CostUsage, Info, Usage, UsageLine
 
 #: Amounts below one dollar are shown with four decimal places, larger ones with two.
@@ -54,7 +54,8 @@ class Bill(Message):
     ``is_complete``: no call of an earlier session is missing. ``cache_saved_usd`` is what the caches of providers with
     known prices saved, less than 0 where writing to them cost more; None where none was used. ``wrong_bounds`` are the
     targets of which a try cost so many US dollars more than was reserved for it. ``is_soft``: under a limit in money
-    some tries were reserved by an estimate.
+    some tries were reserved by an estimate. ``held`` are the tries for which it holds money, and ``release_command`` is
+    how an administrator who knows their bill frees it.
     """
 
     total: Usage = Usage()
@@ -67,6 +68,8 @@ class Bill(Message):
     cache_saved_usd: float | None = None
     wrong_bounds: dict[str, float] = Field(default_factory=dict)
     is_soft: bool = False
+    held: list[HeldTries] = Field(default_factory=list)
+    release_command: str | None = None
 
     @classmethod
     def of(
@@ -113,7 +116,7 @@ class Bill(Message):
             return self
         is_limited = info.cost is not None and info.cost.left_usd is not None
         is_soft = is_limited and info.cost is not None and info.cost.estimated > 0
-        return self.with_fields(wrong_bounds=info.wrong_bounds or {}, is_soft=is_soft)
+        return self.with_fields(wrong_bounds=info.wrong_bounds or {}, is_soft=is_soft, held=info.held or [])
 
     @property
     def is_priced(self) -> bool:
@@ -216,6 +219,17 @@ def _cache_note(bill: Bill) -> str:
     tokens = bill.total.token_usage
     amount = f"cost {dollars(-saved)} more than it saved" if saved < 0 else f"saved {dollars(saved)}"
     return f"; cache {amount} ({tokens.cached or 0:,} tokens read, {tokens.cache_write or 0:,} written)"
+
+
+def held_line(bill: Bill | None) -> str | None:
+    """How much is held, for which tries, and the command by which it is released; None where nothing is held."""
+    if bill is None or not bill.held:
+        return None
+    causes = ", ".join(f"{each.tries:,} × {each.cause}" for each in bill.held)
+    amount, tries = dollars(sum(each.usd for each in bill.held)), sum(each.tries for each in bill.held)
+    words = "1 try whose bill is" if tries == 1 else f"{tries:,} tries whose bill is"
+    how = "" if bill.release_command is None else f"; who knows the vendor's bill releases it: {bill.release_command}"
+    return f"{amount} is held for {words} not known ({causes}){how}"
 
 
 def tries_line(bill: Bill | None) -> str | None:

@@ -30,6 +30,8 @@ _MIN_SECRET_LENGTH = 4
 class HttpTarget(TargetFields, WatchedTarget):
     """An agent behind an HTTP endpoint, asked with JSON."""
 
+    _answers_requests = True
+
     provider: Literal["http"]
     url: str
     """Where it is. Placeholders such as {{ session }} may stand in its path and query, percent-encoded."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Self
+from typing import Annotated, ClassVar, Self
 
 from pydantic import (
     AfterValidator,
@@ -93,6 +93,15 @@ class TargetFields(StrictModel):
     """Keys of this target that are no part of its fingerprint, because workers may differ in them."""
 
     _raw: dict[str, object] | None = PrivateAttr(default=None)
+    #: Whether its provider answers a request, if only with an error.
+    _answers_requests: ClassVar[bool] = False
+
+    @field_validator("price")
+    @classmethod
+    def _check_failed_tries(cls, price: TargetPrice | None) -> TargetPrice | None:
+        if price is not None and price.failed_tries is not None and not cls._answers_requests:
+            raise ValueError("failed_tries: only models and HTTP endpoints have it; leave it out")
+        return price
 
     def with_raw(self, raw: dict[str, object]) -> Self:
         """Return this target with the raw fields of the file, which its repr and dump show instead of the values."""

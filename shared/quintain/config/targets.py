@@ -124,6 +124,8 @@ def card_of(
 class ModelTarget(TargetFields):
     """Fields of every model."""
 
+    _answers_requests = True
+
     model: Annotated[str, Field(min_length=1)]
     """The provider's name of the model."""
     api_key: SecretStr | None = None

@@ -57,6 +57,14 @@ _MILLION = 10**6
 PriceUsd = Annotated[FiniteFloat, Field(ge=0)]
 
 
+class HeldTries(Message):
+    """So many tries of unknown bill for which US dollars are held, by their HTTP status or another cause."""
+
+    cause: str
+    tries: int
+    usd: float
+
+
 class CostTier(Message):
     """The most that a million tokens cost, in US dollars, in calls with more than ``above_input_tokens`` of input."""
 

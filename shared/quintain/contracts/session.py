@@ -11,7 +11,7 @@ from quintain.contracts.agents import ConversationId
 from quintain.contracts.invoke import NO_TOKENS, TokenUsage, Unsupported
 from quintain.contracts.ledger import DrainState, Milliseconds
 from quintain.contracts.message import BodyBytes, Message, StrictMessage
-from quintain.contracts.money import CostTerms, MaxCostUsd, NoLimit, WarnAt
+from quintain.contracts.money import CostTerms, HeldTries, MaxCostUsd, NoLimit, WarnAt
 from quintain.contracts.values import MAX_DEADLINE_SECONDS, Count, GraderId, Id, RequestId, TargetName
 
 #: Default ``max_calls`` of a session; the same as AgentV's.
@@ -159,8 +159,8 @@ class Info(Message):
     ``call_count`` = reserved + running + committed + in doubt. ``charged_faults`` are the committed calls that ended
     with a fault, without those that the provider answered (``rejected``, ``reply_too_large``).
     ``now`` and ``expires_at`` are milliseconds since the epoch on the metadata service's clock. ``usage`` is set if it
-    was requested. ``tries`` requests were sent to providers; ``unproven_tries`` of them failed, or were lost, and may
-    be billed too.
+    was requested, and ``held`` with it where money is held. ``tries`` requests were sent to providers;
+    ``unproven_tries`` of them failed, or were lost, and may be billed too.
     ``allowed_targets`` are those that the session may call, registered or not; None if it may call all.
     ``target_fingerprints`` are those that workers registered, of the targets that the session may call.
     ``different_since`` are the times since when the live workers of some of them have reported different ones.
@@ -197,6 +197,7 @@ class Info(Message):
     label: str | None = None
     parent_id: str | None = None
     usage: list[UsageLine] | None = None
+    held: list[HeldTries] | None = None
     target_fingerprints: dict[str, str] | None = None
     different_since: dict[str, int] | None = None
     unsupported: Unsupported | None = None

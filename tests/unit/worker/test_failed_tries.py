@@ -6,6 +6,7 @@ import pytest
 
 from quintain.config.prices import Price
 from quintain.contracts.ledger import AttemptOutcome
+from quintain_worker.providers.agents import failures
 from quintain_worker.providers.model_failures import CONNECTION_LOST, FAILED, SERVER_ERROR, TIMED_OUT, FailureKind
 from quintain_worker.providers.provider import ProviderAnswer
 from support.fake_ledger_service import FakeEvaluator, FakeLedgerService, next_item
@@ -26,6 +27,9 @@ def provider_that_fails(*kinds: FailureKind) -> FailingProvider:
         ("free", [FAILED, SERVER_ERROR], 0),
         ("free", [SERVER_ERROR, CONNECTION_LOST], None),
         ("free", [TIMED_OUT], None),
+        ("free", [failures.FAILED], 0),
+        ("free", [failures.REJECTED], 0),
+        ("free", [failures.STREAM_INTERRUPTED], None),
         ("held", [SERVER_ERROR], None),
         (None, [SERVER_ERROR], None),
     ],

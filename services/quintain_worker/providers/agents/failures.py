@@ -30,9 +30,11 @@ TIMED_OUT = model_failures.TIMED_OUT
 CONNECTION_LOST = replace(model_failures.CONNECTION_LOST, retryable=False)
 STREAM_INTERRUPTED = replace(model_failures.STREAM_INTERRUPTED, retryable=False)
 UNREADABLE = FailureKind(_CHARGED, "sent an answer that cannot be used", Billing.BILLED, outcome=TryOutcome.ANSWERED)
-FAILED = FailureKind(_CHARGED, "failed at the request", Billing.BILLED)
+FAILED = FailureKind(_CHARGED, "failed at the request", Billing.BILLED, is_answered=True)
 FAILED_INSIDE = replace(model_failures.FAILED, retryable=False)
-REJECTED = FailureKind(Rejected, "judged the request itself wrong", Billing.BILLED, outcome=TryOutcome.ANSWERED)
+REJECTED = FailureKind(
+    Rejected, "judged the request itself wrong", Billing.BILLED, outcome=TryOutcome.ANSWERED, is_answered=True
+)
 GAVE_UP = FailureKind(_CHARGED, "ended without an answer", Billing.BILLED, outcome=TryOutcome.ANSWERED)
 LOST_CONVERSATION = FailureKind(
     ConversationLost, "does not know the conversation any more", Billing.UNBILLED, outcome=TryOutcome.ANSWERED
