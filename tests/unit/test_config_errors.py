@@ -211,7 +211,7 @@ def test_aliases_that_stand_for_more_than_a_file_may_hold_are_refused_while_they
     assert len(text) < 500
     assert config_error(file, text) == (
         "quintain.yaml: line 6, column 4: with aliases expanded it has more than 100,000 values; use fewer or "
-        "smaller aliases"
+        "smaller aliases, or for cases JSON lines"
     )
     with pytest.raises(ConfigError, match=r"eval\.yaml: line 6, column 4: .* more than 100,000 values"):
         load_evaluation(file.rename(file.with_name("eval.yaml")))
