@@ -85,7 +85,8 @@ def mark() -> Iterator[dict[str, str]]:
     mark = {"QUINTAIN_TEST_MARK": uuid.uuid4().hex}
     yield mark
     for process_id in marked(mark):
-        os.kill(process_id, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # a process of a sandbox may be about to end by itself
+            os.kill(process_id, signal.SIGKILL)
 
 
 def marked(mark: dict[str, str]) -> list[int]:

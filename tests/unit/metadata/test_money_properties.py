@@ -136,6 +136,7 @@ class Family:
                 | call_rows.STORE_FAULT_SQL
                 | call_rows.JOIN_SQL
                 | call_rows.COUNT_SQL
+                | call_rows.HELD_FOR_SQL
             ):
                 pass  # no decision is made by it
             case _:
