@@ -69,8 +69,8 @@ class AttemptResult(NamedTuple):
     is_free: bool = False
     models: ModelUsage | None = None
 
-    def told(self) -> dict[str, Any]:
-        """Return what the ledger is told of its tries, by the fields of `IncomingRequest.settle`."""
+    def settle_fields(self) -> dict[str, Any]:
+        """Return what the ledger needs to know of its tries, by the parameters of `IncomingRequest.settle`."""
         return {name: getattr(self, name) for name in ("report", "tries", "unproven", "is_free", "models")}
 
 
@@ -209,12 +209,12 @@ class Attempt:
         report = None
         if self.policy.is_one_try:
             usage = None if answer is None else answer.token_usage
-            told = self._failure if answer is None else answer
+            ended = self._failure if answer is None else answer
             report = TryReport(
                 outcome=taken,
                 tokens=None if usage is None else float(usage.input + usage.output),
-                rates=None if told is None else told.rates,
-                failure=_told_failure(told) if isinstance(told, ProviderFailure) else None,
+                rates=None if ended is None else ended.rates,
+                failure=_reported_failure(ended) if isinstance(ended, ProviderFailure) else None,
             )
         is_free = answer is None and 0 < self._unproven == self._free
         unproven = self._unproven - (0 if answer is None else self._free)
@@ -292,8 +292,8 @@ class Attempt:
         return remaining_seconds
 
 
-def _told_failure(failure: ProviderFailure) -> TryFailure | None:
-    """Return what the quota is told of a failure; None where the provider answered, and only this call is wrong."""
+def _reported_failure(failure: ProviderFailure) -> TryFailure | None:
+    """Return what a report says of a failed try; None where the provider answered, and only this call is wrong."""
     if failure.outcome is TryOutcome.ANSWERED and failure.cause is None:
         return None
     return TryFailure.of(failure.fault.message, failure.cause)

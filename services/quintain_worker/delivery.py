@@ -344,7 +344,7 @@ class DeliveryHandler:
         self._context.metrics.attempts(self._target.name, result.outcome.value).inc()
         traceparent = current_traceparent() if running is None else running.traceparent
         told = (self._attempt_id, result.outcome, traceparent, result.fault)
-        settle = self._request.settle(*told, **result.told())
+        settle = self._request.settle(*told, **result.settle_fields())
         await self._context.completion.settle(settle)
         if running is not None:
             running.end()
@@ -373,7 +373,7 @@ class DeliveryHandler:
             settle = self._request.settle(
                 *(self._attempt_id, outcome, traceparent, answer, stored),
                 is_estimate=self._is_estimate,
-                **attempt.told(),
+                **attempt.settle_fields(),
             )
         if call is not None and outcome not in {None, AttemptOutcome.NEVER_SENT}:
             on_settled = partial(call.settle, answer if isinstance(answer, Result) else None)

@@ -41,8 +41,8 @@ def test_what_is_no_secret_is_as_it_was() -> None:
 
 
 def test_secrets_are_what_env_from_lists_and_what_env_takes_from_elsewhere() -> None:
-    env = {"PATH": "/bin", "KEY": "of a provider", "HOME": "/home/me", "PWD": "/work/folder", "DEBUG": "1"}
-    own = {"OTHER": "Bearer of a provider", "MODE": "production", "DATA": "/work/folder/data"}
+    env = {"PATH": "/bin", "KEY": "of a provider", "HOME": "/home/user", "PWD": "/srv/folder", "DEBUG": "1"}
+    own = {"OTHER": "Bearer of a provider", "MODE": "production", "DATA": "/srv/folder/data"}
     given = program_environment(env, env_from=["KEY", "PATH", "DEBUG"], own=own)
     assert secrets_of(given) == ("of a provider", "Bearer of a provider")
     assert secrets_of(program_environment(env, own={"MODE": "production"})) == ()
