@@ -69,7 +69,7 @@ class QuotaAdmission:
         self._calls: dict[str, tuple[str, str, str]] = {}
         #: The attempt that has a place, by its call, and those of the same call that wait for its end.
         self._attempt_of: dict[CallKey, str] = {}
-        self._behind: dict[str, list[Waiting]] = {}
+        self._behind: dict[str, dict[str, Waiting]] = {}
         self._running: Counter[str] = Counter()
         #: How many more calls of each target may run.
         self._free_slots: dict[str, int] = {}
@@ -152,7 +152,7 @@ class QuotaAdmission:
             if (former := self._former(admit)) is None:
                 self._governor.wait(waiting)
             else:
-                self._behind.setdefault(former, []).append(waiting)
+                self._behind.setdefault(former, {})[attempt_id] = waiting
             self.changed.set()
             return dataclasses.replace(decision, reason=DeferReason.QUOTA)
         if isinstance(decision, Admission):
@@ -180,6 +180,8 @@ class QuotaAdmission:
     def forget(self, attempt_id: str) -> None:
         """End an attempt that waits no more, and one of which nothing is known."""
         self._remove(attempt_id)
+        for behind in self._behind.values():
+            behind.pop(attempt_id, None)
         self._governor.forget(self._clock(), attempt_id)
 
     def ended(self, ended: AttemptEnded) -> None:
@@ -193,7 +195,7 @@ class QuotaAdmission:
             self._governor.end(now, ended.attempt_id, ended.report)
             self.changed.set()
         elif ended.gave_up and self.quota_of:
-            self._governor.forget(now, ended.attempt_id)
+            self.forget(ended.attempt_id)
 
     def take(self, capacities: Mapping[str, int]) -> list[Waiting]:
         """Give places to the waiting calls that may start now, and return them.
@@ -376,7 +378,7 @@ class QuotaAdmission:
         call = self._calls.pop(attempt_id, None)
         if call is not None and self._attempt_of.get(call[:2]) == attempt_id:
             del self._attempt_of[call[:2]]
-        for waiting in self._behind.pop(attempt_id, ()):
+        for waiting in self._behind.pop(attempt_id, {}).values():
             self.wait_again(waiting)
         return True
 

@@ -241,6 +241,19 @@ async def test_a_second_attempt_waits_for_what_the_first_one_brought(desk: Queue
     assert desk.state().in_flight == 1
 
 
+async def test_a_second_attempt_that_gave_up_behind_the_first_one_waits_no_more(
+    desk: QueueDriver, session: SessionOpened
+) -> None:
+    first, second = admit_request(session, "r1"), admit_request(session, "r1")
+    await desk.send(session, first)
+    settled = settle_request(session, first, AttemptOutcome.THROTTLED)
+    call, _ = await desk.driver.ledger.transact(alone(settled))
+    assert await desk.send(session, second) == ["waits"]
+    await desk.settle(second.attempt_id, AttemptOutcome.NEVER_SENT, None)
+    await desk.queue.on_ended([attempt_ended(settled.with_fields(report=ANSWERED), call)])
+    assert (desk.state().in_flight, desk.state().waiting) == (0, 0)
+
+
 async def test_a_second_attempt_starts_though_the_report_of_the_first_one_is_lost(
     desk: QueueDriver, session: SessionOpened
 ) -> None:
