@@ -8,6 +8,7 @@ folders that the sandbox shows (``read``) and hides (``hidden``), and the files 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import pwd
@@ -16,6 +17,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 from quintain.programs.processes import run_program
@@ -56,24 +58,31 @@ def main() -> None:
 
 def _become(name: str) -> None:
     """Become a user who can start this interpreter, wherever it is."""
-    for folder in (sys.prefix, sys.base_prefix, _PROGRAM.parents[2]):
-        _open_parents(Path(folder))
+    checkout = _PROGRAM.parents[2]
+    own = (checkout / name for name in ("shared", "services", "tests"))
+    _open_parents(dict.fromkeys((Path(sys.prefix), Path(sys.base_prefix), *own)))
     entry = pwd.getpwnam(name)
     os.setgroups([])
     os.setgid(entry.pw_gid)
     os.setuid(entry.pw_uid)
 
 
-def _open_parents(folder: Path) -> None:
-    """Put, over the outermost folder that others may not enter, one that has nothing but the way to this folder."""
-    closed = next((parent for parent in reversed(folder.parents) if not parent.stat().st_mode & 1), None)
-    if closed is None:
-        return
-    with tempfile.TemporaryDirectory() as kept:
-        _mount("--bind", folder, kept)
-        _mount("-t", "tmpfs", "-o", "mode=755", "none", closed)
-        folder.mkdir(parents=True)
-        _mount("--move", kept, folder)
+def _open_parents(folders: Iterable[Path]) -> None:
+    """Put, over each outermost folder that others may not enter, one that has nothing but the way to these folders."""
+    below: dict[Path, list[Path]] = {}
+    for folder in folders:
+        closed = next((parent for parent in reversed(folder.parents) if not parent.stat().st_mode & 1), None)
+        if closed is not None:
+            below.setdefault(closed, []).append(folder)
+    for closed, hidden in below.items():
+        with contextlib.ExitStack() as stack:
+            kept = [stack.enter_context(tempfile.TemporaryDirectory()) for _ in hidden]
+            for folder, place in zip(hidden, kept, strict=True):
+                _mount("--bind", folder, place)
+            _mount("-t", "tmpfs", "-o", "mode=755", "none", closed)
+            for folder, place in zip(hidden, kept, strict=True):
+                folder.mkdir(parents=True)
+                _mount("--move", place, folder)
 
 
 def _mount(*words: object) -> None:
