@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from superred.core import persistence
 from superred.core.channel import EventChannel as TheirChannel
@@ -233,7 +233,6 @@ def scripts() -> st.SearchStrategy[list[Step]]:
     )
 
 
-@settings(max_examples=300, deadline=None)
 @given(scripts())
 def test_the_channel_does_what_superreds_does(script: list[Step]) -> None:
     Comparison(script).compare()
@@ -382,7 +381,6 @@ def theirs(scope: Any, visible: Any, answer: Any) -> tuple[Any, Any]:
     return trajectory, compose(trajectory_recorder(trajectory), security_domain_filter(scope))(answer)
 
 
-@settings(max_examples=300, deadline=None)
 @given(runs())
 def test_the_scope_filter_and_the_trajectory_do_what_superreds_do(run: Run) -> None:
     assert play_run(QUINTAIN_TYPES, run, ours) == play_run(THEIR_TYPES, run, theirs)
