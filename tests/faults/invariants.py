@@ -40,14 +40,13 @@ class InvariantChecker:
         fleet: ProcessFleet,
         result: ScenarioResult,
         *,
-        tries: int = 1,
         faults: frozenset[str] = frozenset(),
         second_answers: int = 0,
     ) -> ScenarioReport:
         """Check everything, end the fleet in good order, and look for what it left.
 
-        ``tries`` is how often one attempt may ask the provider; ``faults`` which faults a caller may be told;
-        ``second_answers`` how many calls may have been answered a second time, and otherwise.
+        ``faults`` are those that a caller may be told, ``second_answers`` how many calls may have been answered a
+        second time, and otherwise.
         """
         report = result.report()
         self.reports.append(report)
@@ -57,7 +56,7 @@ class InvariantChecker:
         assert_counters_agree(result)
         for request_id, outcomes in result.outcomes.items():
             assert_call_consistent(
-                request_id, outcomes, result.ledger_calls.get(request_id), result.provider_calls[request_id], tries
+                request_id, outcomes, result.ledger_calls.get(request_id), result.provider_calls[request_id]
             )
         assert set(result.provider_calls) <= set(result.ledger_calls), (
             "the provider was asked what the ledger has not heard of"
@@ -140,7 +139,7 @@ def assert_counters_agree(result: ScenarioResult) -> None:
 
 
 def assert_call_consistent(
-    request_id: str, outcomes: list[CallOutcome], call: LedgerCall | None, provider_calls: int, tries: int
+    request_id: str, outcomes: list[CallOutcome], call: LedgerCall | None, provider_calls: int
 ) -> None:
     """What its caller was told, its row in the ledger and the provider's count of one call agree."""
     description = f"{request_id}: told {outcomes}, {call}, the provider was asked {provider_calls} times"
@@ -149,7 +148,7 @@ def assert_call_consistent(
         assert not any(outcome.charged for outcome in outcomes), description
         return
     # No attempt, no question: who asked the provider had been granted it.
-    assert provider_calls <= call.granted_attempts * tries, description
+    assert provider_calls <= call.granted_attempts, description
     for said in outcomes:
         if not said.is_fault:
             assert call.state in {CallState.COMMITTED, CallState.IN_DOUBT}, description

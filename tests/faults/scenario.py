@@ -170,7 +170,6 @@ class FaultScenario:
 
     fleet: ProcessFleet
     questions: Sequence[str]
-    target: str = "bot"
     #: Whether each call names its target; otherwise the metadata service sends it on to the session's default.
     names_target: bool = False
     max_calls: int | None = None
@@ -180,13 +179,12 @@ class FaultScenario:
     load: Load | None = None
     #: A call that ends only by its caller's own deadline counts as lost, but where the operator lost it.
     may_expire: bool = False
-    provider_counter: Callable[[], Counter[str]] | None = None
     times: CallTimes = dataclasses.field(default_factory=CallTimes)
 
     async def run(self, fault: str, inject_fault: FaultInjection) -> ScenarioResult:
         """Send all calls, inject the fault, wait for every answer, and ask everything that was charged again."""
         max_calls = LOAD_MAX_CALLS if self.load else self.max_calls or len(self.questions)
-        session = await asyncio.to_thread(self.fleet.open_session, self.target, max_calls)
+        session = await asyncio.to_thread(self.fleet.open_session, "bot", max_calls)
         before = asyncio.all_tasks()
         async with recording_client(
             self.fleet.broker_url, session.token, default_targets=NoDefaultTargets()
@@ -207,7 +205,7 @@ class FaultScenario:
             repeated_outcomes=repeated_outcomes,
             info=info,
             ledger_calls=ledger_calls,
-            provider_calls=self.provider_count() if self.provider_counter is None else self.provider_counter(),
+            provider_calls=self.provider_count(),
             times=self.times,
         )
 
@@ -266,7 +264,7 @@ class FaultScenario:
         return dict(zip(charged, await asyncio.gather(*map(send, charged)), strict=True))
 
     def _request(self, question: str) -> InvokeRequest:
-        return InvokeRequest(question=question, target=self.target if self.names_target else None)
+        return InvokeRequest(question=question, target="bot" if self.names_target else None)
 
     def provider_count(self) -> Counter[str]:
         """How often the provider was asked each question, by its own count."""

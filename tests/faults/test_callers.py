@@ -28,15 +28,6 @@ CLIENTS = 8
 HOUR_SECONDS = 3600
 
 
-@pytest.mark.long
-async def test_every_call_is_published_three_times_by_one_client(
-    fleet: ProcessFleet, questions: list[str], invariants: InvariantChecker
-) -> None:
-    after = await FaultScenario(fleet, questions, duplicates=3).run("each call asked 3 times", no_fault)
-    assert set(after.provider_calls.values()) == {1}
-    await invariants.check(fleet, after)
-
-
 @pytest.mark.every_broker
 async def test_eight_clients_ask_the_same_calls(
     fleet: ProcessFleet, questions: list[str], invariants: InvariantChecker

@@ -1,8 +1,4 @@
-"""The limit in money holds whatever is killed: a provider that keeps its own bill never bills more than is shown.
-
-A run over RabbitMQ has 256 tries in flight at a provider that bills a fifth of them without an answer that tells so. A
-worker, a metadata service or the run itself is killed with SIGKILL, and the same command is given again until it ends.
-"""
+"""The limit in money holds whatever is killed, and rows stay whole: the provider keeps its own bill."""
 
 from __future__ import annotations
 
@@ -11,19 +7,23 @@ import json
 import logging
 import random
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from faults.load import is_long
 from quintain.settings import environment
-from support.command_line import CommandLine, RunningCommand, command_line
-from support.evaluations import rows_of, write_files
-from support.priced_provider import TIERED_PRICE, PricedProvider, serving
+from support.command_line import CommandLine, CommandResult, RunningCommand, command_line
+from support.evaluations import Json, rows_of, write_files
+from support.priced_provider import PRICE, TIERED_PRICE, PricedProvider, serving
 from support.process_fleet import ADMIN_TOKEN, Process, ProcessFleet, process_fleet
 from support.quick import lease_variable
+
+# The limit in money holds whatever is killed: a provider that keeps its own bill never bills more than is shown.
+
 
 log = logging.getLogger(__name__)
 
@@ -89,20 +89,30 @@ class PricedFleet:
 
 
 @asynccontextmanager
-async def priced_fleet(broker_url: str, ledger_url: str | None, services: dict[str, int]) -> AsyncIterator[PricedFleet]:
-    provider = PricedProvider(failing=0.25, seconds=SECONDS, tiered=True)
+async def priced_fleet(
+    broker_url: str, ledger_url: str | None, provider: PricedProvider, cases: int, **files: str
+) -> AsyncIterator[PricedFleet]:
+    """A fleet on this provider, and the files of an evaluation; on PostgreSQL with several services of each kind."""
+    counts = {"metadata": 1, "worker": 1} if ledger_url is None else {"metadata": 3, "worker": 2}
     async with serving(provider) as url:
-        config = CONFIG.replace("URL", url).replace("PRICE", json.dumps(TIERED_PRICE))
+        price = TIERED_PRICE if provider.tiered else PRICE
+        config = CONFIG.replace("URL", url).replace("PRICE", json.dumps(price))
         with process_fleet(broker_url, config, targets=["small"]) as fleet:
             fleet.extra_env |= lease_variable() | ({} if ledger_url is None else {"QUINTAIN_LEDGER_URL": ledger_url})
-            write_files(fleet.folder, cases=CASES, eval_yaml=EVALUATION)
+            write_files(fleet.folder, cases=cases, **files)
             running = {
                 name: [await asyncio.to_thread(fleet.start_service, name) for _ in range(count)]
-                for name, count in services.items()
+                for name, count in counts.items()
             }
             env = {"QUINTAIN_BROKER_URL": broker_url, "QUINTAIN_ADMIN_TOKEN": ADMIN_TOKEN}
             with command_line(fleet.folder, env) as shell:
                 yield PricedFleet(fleet, shell, provider, running)
+
+
+def failing_fleet(broker_url: str, ledger_url: str | None = None) -> AbstractAsyncContextManager[PricedFleet]:
+    """A fleet on a provider that fails in each way that costs, and has a price of two tiers."""
+    provider = PricedProvider(failing=0.25, seconds=SECONDS, tiered=True)
+    return priced_fleet(broker_url, ledger_url, provider, CASES, eval_yaml=EVALUATION)
 
 
 async def check_round(priced: PricedFleet, victims: Sequence[str], output: str) -> None:
@@ -170,27 +180,115 @@ async def check_round(priced: PricedFleet, victims: Sequence[str], output: str) 
 
 
 VICTIMS = ("worker", "metadata", "run")
-ROUNDS = 10
+ROUNDS, ROUNDS_OF_ROWS = 10, 5
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def ledger_url(request: pytest.FixtureRequest) -> str | None:
+    """The ledger's database; None is SQLite."""
+    return None if request.param == "sqlite" else request.getfixturevalue("fresh_postgres_url")
+
+
+def verify_ledger(priced: PricedFleet) -> None:
+    assert json.loads(priced.fleet.quintain("ledger", "verify", "--json"))["findings"] == []
 
 
 async def test_the_bill_stays_within_the_limit_whatever_is_killed(broker_url: str) -> None:
-    async with priced_fleet(broker_url, None, {"metadata": 1, "worker": 1}) as priced:
+    async with failing_fleet(broker_url) as priced:
         await check_round(priced, VICTIMS, "all")
-        verified = await asyncio.to_thread(priced.fleet.quintain, "ledger", "verify", "--json")
-        assert json.loads(verified)["findings"] == []
+        await asyncio.to_thread(verify_ledger, priced)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("victim", VICTIMS)
-@pytest.mark.parametrize("store", ["sqlite", "postgresql"])
 async def test_the_bill_stays_within_the_limit_in_every_round(
-    broker_url: str, request: pytest.FixtureRequest, store: str, victim: str
+    broker_url: str, ledger_url: str | None, victim: str
 ) -> None:
-    url = None if store == "sqlite" else request.getfixturevalue("fresh_postgres_url")
-    services = {"metadata": 1, "worker": 1} if url is None else {"metadata": 3, "worker": 2}
-    async with priced_fleet(broker_url, url, services) as priced:
+    async with failing_fleet(broker_url, ledger_url) as priced:
         for number in range(ROUNDS):
             await check_round(priced, [victim], f"{victim}-{number}")
-        verified = await asyncio.to_thread(priced.fleet.quintain, "ledger", "verify", "--json")
-        assert json.loads(verified)["findings"] == []
+        await asyncio.to_thread(verify_ledger, priced)
+
+
+# Rows stay whole: an answer whose judge is not paid has no score.
+
+
+#: In US dollars. A row costs about 0.0037, and reserves six times that.
+ROWS_LIMIT, ROWS_CASES = 0.4, 250
+
+JUDGED_EVALUATION = """
+dataset: cases.jsonl
+targets: [small]
+max_calls: 5000
+graders: [{name: judge, builtin: llm-judge, prompt: judge.md}]
+"""
+
+
+def judged_fleet(broker_url: str, ledger_url: str | None = None) -> AbstractAsyncContextManager[PricedFleet]:
+    """A fleet on a provider that answers, and judges each answer."""
+    answer = json.dumps({"score": 1, "reason": "x"})
+    provider = PricedProvider(output=1 / 3, answer=answer, is_exact=True, seconds=0.1)
+    judge = {"eval_yaml": JUDGED_EVALUATION, "judge_md": "Is {{ output }} right?"}
+    return priced_fleet(broker_url, ledger_url, provider, ROWS_CASES, **judge)
+
+
+def start(priced: PricedFleet, output: Path, limit: float = ROWS_LIMIT, *more: str) -> RunningCommand:
+    words = ("run", "eval.yaml", "--output", str(output), "--concurrency", "64")
+    return priced.shell.start(*words, "--max-cost-usd", str(limit), *more)
+
+
+async def ended(running: RunningCommand) -> CommandResult:
+    return await asyncio.to_thread(running.wait, seconds=150)
+
+
+def final_rows(priced: PricedFleet, output: Path) -> list[Json]:
+    return list({row["caseId"]: row for row in rows_of(priced.fleet.folder / output)}.values())
+
+
+def check_whole(rows: list[Json]) -> None:
+    for row in rows:
+        is_graded = row["status"] == "graded"
+        assert (row["score"] is not None) is is_graded, row
+        assert not is_graded or row["graders"], row
+
+
+async def check_round_of_rows(priced: PricedFleet, victim: str, output: Path) -> None:
+    """Kill a victim at a random moment of a run that the limit ends, and finish the run with a higher limit."""
+    random_source, provider = random.Random(f"{SEED} {output}"), priced.provider
+    provider.bill = provider.requests = 0
+    running, kill_at = start(priced, output), random_source.uniform(0.1, 0.95) * ROWS_LIMIT * DOLLAR
+    await asyncio.to_thread(running.wait_for, lambda _: provider.bill >= kill_at, seconds=100)
+    if victim == "run":
+        running.kill()
+        running = start(priced, output)
+    else:
+        await asyncio.to_thread(priced.kill, victim, random_source)
+    result = await ended(running)
+    assert result.code in {1, 4}
+    check_whole(final_rows(priced, output))
+    assert provider.bill <= ROWS_LIMIT * DOLLAR
+    for _ in range(3):
+        result = await ended(start(priced, output, 5, "--in-doubt", "retry"))
+        if result.code == 0:
+            break
+    rows = final_rows(priced, output)
+    check_whole(rows)
+    assert (len(rows), {row["status"] for row in rows}) == (ROWS_CASES, {"graded"})
+    assert provider.requests <= 2 * ROWS_CASES + 2 * 64
+    log.info("%s: killed at %.2f of the limit, %d requests", output, kill_at / ROWS_LIMIT / DOLLAR, provider.requests)
+
+
+@pytest.mark.timeout(240)
+async def test_no_row_is_half_graded_when_a_worker_is_killed(broker_url: str) -> None:
+    async with judged_fleet(broker_url) as priced:
+        await check_round_of_rows(priced, "worker", Path("runs") / "eval")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("victim", VICTIMS)
+async def test_no_row_is_half_graded_in_every_round(broker_url: str, ledger_url: str | None, victim: str) -> None:
+    async with judged_fleet(broker_url, ledger_url) as priced:
+        for number in range(ROUNDS_OF_ROWS):
+            await check_round_of_rows(priced, victim, Path("runs") / f"{victim}-{number}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import secrets
 import signal
@@ -24,7 +23,7 @@ from quintain.settings import TEST_LEASE_VARIABLE
 from quintain.target import SecurityDomainTag
 from quintain.target.type_registry import QUINTAIN_TYPES
 from quintain.timings import DEFAULT_TIMINGS, Timings
-from support.command_line import CommandLine, RunningCommand, clean_environment, command_line
+from support.command_line import CommandLine, RunningCommand, command_line
 from support.quick import lease_variable
 from support.servers.rabbitmq_admin import BrokerAdmin, BrokerUnderTest
 from support.target_placements import Controller
@@ -55,13 +54,9 @@ DIARY = pathlib.Path(__file__).with_name("diary")
 
 class Bot(Target):
     does = "talk"
-    was_made = False
 
     def __init__(self):
         self.note("made")
-        # The first one of a process is made before its first lease.
-        time.sleep(float(os.environ.get("BOT_BOOT_SECONDS", 0)) * Bot.was_made)
-        Bot.was_made = True
 
     def note(self, what):
         with DIARY.open("a") as diary:
@@ -114,15 +109,6 @@ class Bot(Target):
         ctypes.PyDLL(None).usleep(int(float(os.environ["BOT_HOLD_SECONDS"]) * 1_000_000))
         emit(ObservableEvent(observable=SCREEN, content="free again"))
 
-    async def match(self, emit, send_event):
-        import re
-        for length in range(18, 60):
-            began = time.monotonic()
-            re.match(r"(a+)+$", "a" * length + "b")
-            if time.monotonic() - began > float(os.environ["BOT_HOLD_SECONDS"]):
-                break
-        emit(ObservableEvent(observable=SCREEN, content="free again"))
-
     async def reset_ephemeral_state(self):
         self.note("reset")
 
@@ -130,23 +116,6 @@ class Bot(Target):
         self.note("torn down")
 """
 
-#: A controller that leases, runs, says on stdout that it holds an event, and never answers it.
-HOLDER = """
-import asyncio, sys
-from quintain.remote.factory import RemoteFactory
-
-async def main():
-    factory = RemoteFactory(sys.argv[1], prefetch=0, url=sys.argv[2], tags="by-path")
-    target = factory.create()
-
-    async def hold(event):
-        print("holding", flush=True)
-        await asyncio.Event().wait()
-
-    await target.run(lambda event: None, hold)
-
-asyncio.run(main())
-"""
 
 #: However busy the machine is, its broker is away for less time than this host and its controller may be silent. No
 #: variable of the environment makes the timings longer.
@@ -313,28 +282,17 @@ async def test_a_slots_process_is_killed_and_takes_only_itself_along(bot_hosts: 
         await asyncio.gather(*(target.teardown() for target in again))
 
 
-@pytest.mark.parametrize("does", ["hold_lock", pytest.param("match", marks=pytest.mark.long)])
 async def test_a_target_that_holds_its_interpreters_lock_is_not_lost(
-    bot_hosts: BotHosts, remote: RemoteFactory, does: str
+    bot_hosts: BotHosts, remote: RemoteFactory
 ) -> None:
     held = {"BOT_HOLD_SECONDS": f"{TIMINGS.host_lost_seconds + 1:g}"}
     bot_hosts.host("--isolation", "process", *(f"--env={name}={value}" for name, value in held.items()))
     target = await asyncio.to_thread(remote.create)
-    target.set_config("does", does)
+    target.set_config("does", "hold_lock")
     one = controller()
     await one.drive(target)
     assert one.contents() == ["begun", "free again"]
     await target.teardown()
-
-
-@pytest.mark.long
-@pytest.mark.timeout(200)
-async def test_a_target_that_boots_in_65_seconds_is_leased(bot_hosts: BotHosts) -> None:
-    bot_hosts.host("--isolation", "process", "--env=BOT_BOOT_SECONDS=65")
-    with bot_hosts.open_factory(prefetch=1) as factory:
-        target = await asyncio.to_thread(factory.create)
-        await controller().drive(target)
-        await target.teardown()
 
 
 @pytest.mark.every_broker
@@ -355,42 +313,3 @@ async def test_the_broker_is_restarted_in_a_run(bot_hosts: BotHosts, broker_admi
         assert len(bot_hosts.recorded_pids("run")) == 1
         assert target.query("pid")
         await target.teardown()
-
-
-async def test_a_controller_is_killed_while_it_holds_an_event(bot_hosts: BotHosts) -> None:
-    bot_hosts.host()
-    script = bot_hosts.shell.folder / "holder.py"
-    script.write_text(HOLDER)
-    with subprocess.Popen(
-        [sys.executable, str(script), bot_hosts.name, bot_hosts.url],
-        env=clean_environment() | lease_variable(LEASE_SECONDS),
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as holder:
-        assert holder.stdout is not None
-        assert await asyncio.to_thread(holder.stdout.readline) == "holding\n"
-        holder.kill()
-    await wait_until(
-        lambda: bot_hosts.recorded_pids("torn down")[1:], seconds=LOST_SECONDS + MARGIN_SECONDS
-    )  # the first: the probe's
-    assert len(bot_hosts.recorded_pids("cancelled")) == 1
-    with bot_hosts.open_factory() as factory:  # the slot is free again
-        target = await asyncio.to_thread(factory.create)
-        await controller().drive(target)
-        await target.teardown()
-
-
-async def test_a_host_that_is_asked_to_stop_lets_its_run_end(bot_hosts: BotHosts, remote: RemoteFactory) -> None:
-    host = bot_hosts.host()
-    one = controller()
-    target = remote.create()
-    target.set_config("does", "talk_slowly")
-    running = asyncio.create_task(one.drive(target))
-    await wait_until(lambda: len(one.seen) > 20)
-    stopping = asyncio.create_task(asyncio.to_thread(host.stop))
-    await running
-    assert one.contents() == EXPECTED_EVENTS
-    await target.teardown()
-    ended = await stopping
-    assert ended.code == 0, json.dumps(ended.stderr)
-    assert len(bot_hosts.recorded_pids("torn down")) == 2  # the probe's, and this one
