@@ -1,4 +1,4 @@
-"""A host under what it should never meet: garbage, targets that leave, block, flood or cancel themselves; its end."""
+"""A host under targets that leave, block, or leave things open; what counts as left behind by a lease; its end."""
 
 from __future__ import annotations
 
@@ -8,44 +8,16 @@ from typing import Any
 
 import pytest
 
-from quintain.contracts.hosting import LEASE_TYPE, DriverMessage, OpenLease, QueryTarget, SetConfig, Teardown
-from quintain.errors import BadRequest, HostLost
+from quintain.contracts.hosting import QueryTarget, SetConfig, Teardown
+from quintain.errors import HostLost
+from quintain.programs.processes import ProcessMark
 from quintain.target.type_registry import QUINTAIN_TYPES
+from quintain_host.host import Leftovers
 from support.memory_host import BODY, emit_seen, run_contents, run_host, target_factory
 from support.quick import QUICK
 from support.target_placements import Controller
 
-
-async def test_garbage_among_lease_requests_is_answered_and_the_slot_goes_on() -> None:
-    async with run_host(target_factory(emit_seen)) as hosted:
-        assert (await hosted.fault_reply("it", LEASE_TYPE, b"\xff not json")).code == BadRequest.code
-        other_version = DriverMessage(number=1, processed=0, items=[OpenLease(version=99)])
-        other = await hosted.fault_reply("it", LEASE_TYPE, other_version.to_wire())
-        assert (await hosted.fault_reply("it", "dance", b"{}")).code == BadRequest.code
-        assert "the controller 99" in other.error
-        assert await run_contents(hosted, await hosted.lease()) == ["seen"]
-
-
-async def test_what_comes_to_a_lease_without_its_id_is_thrown_away() -> None:
-    async def script(target: Any, emit: Any, send: Any) -> None:
-        emit(target.observation_event((await send(target.request_event("hello"))).value))
-
-    async with run_host(target_factory(script)) as hosted:
-        leased = await hosted.lease()
-        stranger = DriverMessage(number=2, processed=0, items=[SetConfig(values={"persona": "changed"})]).to_wire()
-        for body in (b"\x00", b"[]", stranger):
-            await hosted.publish(leased.stream.key, LEASE_TYPE, body)
-
-        async def answer(event: Any) -> Any:
-            # In the middle of the run, too.
-            await hosted.publish(leased.stream.key, LEASE_TYPE, b"\x00")
-            return QUINTAIN_TYPES.responses["ControllableInjection"](
-                event=event, controllable=event.controllable, value="fine"
-            )
-
-        controller = Controller(QUINTAIN_TYPES, answer)
-        await hosted.run(leased, controller)
-        assert controller.seen[-1].content == "fine"
+# A host under what it should never meet: garbage, targets that leave, block, flood or cancel themselves; its end.
 
 
 class ExitException(BaseException):
@@ -94,13 +66,6 @@ async def test_a_lease_that_was_never_used_ends_at_once_when_its_host_is_asked_t
         await leased.close()
 
 
-async def test_a_released_lease_is_ended_by_its_host_without_a_lapse() -> None:
-    async with run_host(target_factory(emit_seen)) as hosted:
-        await (await hosted.lease()).release()
-        async with asyncio.timeout(5):
-            assert await run_contents(hosted, await hosted.lease()) == ["seen"]
-
-
 async def test_a_lease_says_why_it_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     async with run_host(target_factory(emit_seen)) as hosted:
         leased = await hosted.lease()
@@ -109,23 +74,46 @@ async def test_a_lease_says_why_it_is_over(monkeypatch: pytest.MonkeyPatch) -> N
             await leased.call(SetConfig(values={"persona": "late"}))
 
 
-async def test_a_slot_goes_on_after_a_target_that_never_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quintain_host.instances.CANCEL_WAIT_SECONDS", 0.3)
-    monkeypatch.setattr("quintain_host.instances.JOIN_SECONDS", 0.2)
-    let_go = threading.Event()
+# A host under drivers that misuse it, and targets that leave things open: bounded, and free again.
 
-    async def script(target: Any, emit: Any, send: Any) -> None:
-        emit(target.observation_event("seen"))
-        if target.persona == "stuck":
-            let_go.wait()
 
-    async with run_host(target_factory(script), QUICK) as hosted:
-        leased = await hosted.lease()
-        await leased.call(SetConfig(values={"persona": "stuck"}))
-        running = asyncio.create_task(run_contents(hosted, leased))
+async def test_a_target_that_ends_with_branches_open_ends_its_run_and_runs_again() -> None:
+    open_branches: list[asyncio.Task[Any]] = []
+
+    async def leave_open(target: Any, emit: Any, send: Any) -> None:
+        open_branches.append(asyncio.create_task(send(target.request_event("nobody waits for this"))))
         await asyncio.sleep(0)
-        await leased.close()
-        with pytest.raises(HostLost):
-            await running
-        assert await run_contents(hosted, await hosted.lease()) == ["seen"]
-        let_go.set()
+        await emit_seen(target, emit, send)
+
+    async with run_host(target_factory(leave_open)) as hosted:
+        lease = await hosted.lease()
+        async with asyncio.timeout(20):
+            for _ in range(2):
+                controller = Controller(QUINTAIN_TYPES)
+                await hosted.run(lease, controller)
+                assert controller.contents()[-1] == "seen"
+            await lease.release()
+            controller = Controller(QUINTAIN_TYPES)
+            await hosted.run(await hosted.lease(), controller)
+    assert len(open_branches) == 3
+
+
+# What counts as left behind by a lease in the process of its slot.
+
+
+async def test_threads_of_the_event_loops_pool_are_no_leftovers() -> None:
+    leftovers = Leftovers(ProcessMark({}).variables)
+    await asyncio.gather(*(asyncio.to_thread(lambda: None) for _ in range(3)))
+    assert not await leftovers.end()
+
+
+async def test_a_thread_of_the_target_is_one() -> None:
+    leftovers, ends = Leftovers(ProcessMark({}).variables), threading.Event()
+    thread = threading.Thread(target=ends.wait)
+    thread.start()
+    try:
+        assert await leftovers.end()
+    finally:
+        ends.set()
+        thread.join()
+    assert not await leftovers.end()

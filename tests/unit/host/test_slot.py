@@ -176,26 +176,6 @@ async def test_slots_are_set_in_order_until_one_fails(host_client: HostClient) -
     assert described.descriptor.controllables[1].name == "voice of calm"
 
 
-async def test_a_request_that_is_sent_again_is_carried_out_once(host_client: HostClient) -> None:
-    counted = 0
-
-    class Counting(Bot):
-        def query(self, name: str, **params: str) -> str:
-            nonlocal counted
-            counted += 1
-            return str(counted)
-
-    host_client.factory = lambda: Counting(do_nothing)
-    await host_client.serve()
-    leased = await host_client.lease()
-    assert (await leased.call(QueryTarget(name="runs"))).value == "1"
-    body = DriverMessage(number=2, processed=0, items=[QueryTarget(name="runs")]).to_wire()
-    await host_client.bus.publish(
-        HOST, leased.stream.key, Envelope(body=body, type=LEASE_TYPE, correlation_id=leased.lease_id)
-    )
-    assert (await leased.call(QueryTarget(name="runs"))).value == "2"
-
-
 async def test_a_blocked_target_keeps_its_lease(host_client: HostClient) -> None:
     release, quick = threading.Event(), timings(host_heartbeat_seconds=0.05, host_lost_seconds=0.2)
 
@@ -223,22 +203,6 @@ async def test_a_lease_that_nobody_renews_ends_and_its_slot_is_free(host_client:
     await host_client.lease(quick)
     await asyncio.sleep(0.4)
     assert not host_client.instances[1].torn_down
-
-
-async def test_requests_of_drivers_that_ended_cost_no_instance_and_no_wait(host_client: HostClient) -> None:
-    await host_client.serve()
-    first = await host_client.lease()
-    for _ in range(4):
-        driver = RpcClient(host_client.bus)
-        await driver.start()
-        body = DriverMessage(number=1, processed=0, items=[OpenLease()]).to_wire()
-        ghost = RpcRequest(exchange=HOST, key="bot", type=LEASE_TYPE, body=body, headers={}, deadline_seconds=60)
-        await driver.publish(ghost, "nobody waits")
-        await driver.close()
-    await first.call(Teardown())
-    async with asyncio.timeout(1):
-        await host_client.lease()
-    assert len(host_client.instances) == 2
 
 
 async def test_a_lease_whose_answer_nobody_receives_ends_at_once(host_client: HostClient) -> None:

@@ -1,4 +1,4 @@
-"""The loopback that passes the calls of a program's URL on to a gateway on another machine."""
+"""The gateway of an agent: its key stands for a session's token, and calls are passed on to a gateway elsewhere."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import aiohttp
+import httpx2
+import pytest
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from quintain.programs.agent_gateway import forward_agent_urls
+from quintain.programs.agent_gateway import AgentUrlApp, forward_agent_urls
 from quintain.programs.agent_urls import NO_GATEWAY, AgentUrls
 from quintain.runtime.http_server import LOOPBACK, open_listener, serve_uvicorn, url_of
+
+# The loopback that passes the calls of a program's URL on to a gateway on another machine.
 
 
 class Gateway:
@@ -81,3 +85,43 @@ async def test_a_gateway_that_cannot_be_reached_is_an_error_of_the_call() -> Non
         with url.standing_for("token"):
             async with http.get(f"{url.url}/v1/models") as response:
                 assert (response.status, (await response.json())["code"]) == (502, "target_unavailable")
+
+
+# The key of an agent's own gateway: read from either header, in any spelling of its scheme.
+
+
+async def passed_on(scope: Scope, receive: Receive, send: Send) -> None:
+    headers = Request(scope).headers
+    await Response(f"{headers.getlist('authorization')} {headers.get('x-api-key')}")(scope, receive, send)
+
+
+@pytest.mark.parametrize(
+    ("headers", "is_known"),
+    [
+        ([("authorization", "Bearer KEY")], True),
+        ([("authorization", "bearer   KEY")], True),
+        ([("authorization", "BEARER\t KEY")], True),
+        ([("x-api-key", "KEY")], True),
+        ([("x-api-key", ""), ("authorization", "Bearer KEY")], True),
+        ([("x-api-key", "another"), ("authorization", "Bearer KEY")], True),
+        ([("authorization", "Bearer KEY"), ("authorization", "Bearer KEY")], True),
+        ([("authorization", "Bearer KEY"), ("authorization", "Bearer another")], False),
+        ([("authorization", "BearerKEY")], False),
+        ([("authorization", "Basic KEY")], False),
+        ([("authorization", "KEY")], False),
+        ([("authorization", "Bearer")], False),
+        ([("x-api-key", "")], False),
+        ([], False),
+    ],
+)
+async def test_an_agents_key_stands_for_its_sessions_token(headers: list[tuple[str, str]], is_known: bool) -> None:
+    urls = AgentUrls("http://127.0.0.1:9")
+    app = AgentUrlApp(passed_on, urls, lambda _, fault: Response(status_code=fault.status))
+    transport, url = httpx2.ASGITransport(app=app), urls.add()
+    key = url.url.rpartition("/")[2]
+    sent = [(name, value.replace("KEY", key)) for name, value in headers]
+    async with httpx2.AsyncClient(transport=transport, base_url="http://gateway") as client:
+        with url.standing_for("the token"):
+            answer = await client.get("/v1/models", headers=sent)
+    assert answer.status_code == (200 if is_known else 401)
+    assert not is_known or answer.text == "['Bearer the token'] None"

@@ -12,6 +12,10 @@ from pathlib import Path
 import pytest
 
 import quintain
+from quintain import target
+
+# The names that `quintain` offers without importing them: the same for programs, for type checkers, in ``__all__``.
+
 
 STUB = ast.parse((Path(quintain.__file__).with_suffix(".pyi")).read_text())
 
@@ -46,3 +50,16 @@ def test_importing_the_packages_imports_nothing_of_them() -> None:
     loaded = set(done.stdout.split())
     assert {name for name in loaded if name.startswith("quintain")} == set(packages)
     assert loaded.isdisjoint({"pydantic", "aio_pika", "numpy", "typer"})
+
+
+# The interface and its types are at the package's root, and they are the very same classes.
+
+
+#: Names for the shape of a function, and of a slot: they say nothing of themselves, and stay where they are explained.
+NO_TYPES = {"EventHandler", "EventResponseHandler", "SESSION_SLOT"}
+
+
+@pytest.mark.parametrize("name", sorted(set(target.__all__) - NO_TYPES))
+def test_a_type_of_the_interface_is_at_the_root(name: str) -> None:
+    assert getattr(quintain, name) is getattr(target, name)
+    assert name in quintain.__all__

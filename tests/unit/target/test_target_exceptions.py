@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from quintain.contracts.remote_target import RemoteFailure
 from quintain.errors import RemoteTargetError
@@ -19,16 +17,6 @@ from quintain.target.exceptions import (
 
 def over_the_wire(failure: RemoteFailure) -> RemoteFailure:
     return RemoteFailure.from_wire(failure.to_wire())
-
-
-@given(
-    st.sampled_from([ValueError, TypeError, KeyError, RuntimeError, NotImplementedError, TimeoutError, LookupError]),
-    st.text(st.characters(codec="utf-8"), min_size=1),
-)
-def test_a_class_that_both_sides_have_keeps_itself_and_its_words(kind: type[Exception], words: str) -> None:
-    error = from_failure(over_the_wire(to_failure(kind(words))))
-    assert type(error) is kind
-    assert str(error) == str(kind(words))
 
 
 #: An exception of each built-in class; those that take more than words have what they take.

@@ -1,13 +1,16 @@
-"""Sending many things as few messages: nobody waits alone, nobody pays for another's mistake but their batch's."""
+"""Batches, budgets of bytes, limits of time and random names: many at a time, and nobody waits for ever."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Coroutine
 
 import pytest
 
-from quintain.runtime.concurrency import Batcher, BatchSender
+from quintain.runtime.concurrency import Batcher, BatchSender, ByteBudget, TimeLimit, TimeLimits
+
+# Sending many things as few messages: nobody waits alone, nobody pays for another's mistake but their batch's.
 
 
 class SlowSender:
@@ -191,3 +194,100 @@ async def test_a_close_gives_up_after_its_time_and_begins_nothing_more(sender: S
     await keyed.close(0.01)
     await asyncio.sleep(0.01)
     assert (sender.batches, asyncio.all_tasks()) == ([["a"]], before)
+
+
+# A budget of bytes: who wants more than are left waits, in order; nobody waits for ever.
+
+
+async def test_so_many_bytes_are_held_at_a_time_in_the_order_of_asking() -> None:
+    budget, begun, ends = ByteBudget(10), list[int](), {size: asyncio.Event() for size in (6, 4, 12, 1)}
+
+    async def hold(size: int) -> None:
+        async with budget.hold(size):
+            begun.append(size)
+            await ends[size].wait()
+
+    holders = {size: asyncio.ensure_future(hold(size)) for size in ends}
+    for ended, expected in ((6, [6, 4]), (4, [6, 4]), (12, [6, 4, 12]), (1, [6, 4, 12, 1])):
+        await asyncio.sleep(0.01)
+        assert begun == expected
+        ends[ended].set()
+        await holders[ended]
+
+
+async def test_who_gives_up_takes_nothing_with_them() -> None:
+    budget, end = ByteBudget(10), asyncio.Event()
+
+    async def hold() -> None:
+        async with budget.hold(10):
+            await end.wait()
+
+    first, second, third = (asyncio.ensure_future(hold()) for _ in range(3))
+    await asyncio.sleep(0)
+    second.cancel()
+    first.cancel()
+    end.set()
+    async with asyncio.timeout(5):
+        await third
+
+
+# Limits of time for many blocks: each ends at its own time, and a cancellation from elsewhere stays one.
+
+
+async def ends_after(limits: TimeLimits, seconds: float) -> float:
+    """Wait for ever in a block of so many seconds; returns how long it took."""
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    with pytest.raises(TimeoutError), TimeLimit(limits, began + seconds):
+        await loop.create_future()
+    return loop.time() - began
+
+
+async def test_each_block_ends_at_its_own_time_whatever_the_order() -> None:
+    limits = TimeLimits()
+    wanted = [0.3, 0.05, 0.2, -1.0, 0.05]
+    taken = await asyncio.gather(*(ends_after(limits, seconds) for seconds in wanted))
+    assert all(took >= seconds for took, seconds in zip(taken, wanted, strict=True))
+    assert sorted(range(5), key=taken.__getitem__)[-2:] == [2, 0]
+    assert not limits.running
+
+
+async def test_a_block_that_ends_in_time_is_not_touched() -> None:
+    limits, loop = TimeLimits(), asyncio.get_running_loop()
+    with TimeLimit(limits, loop.time() + 0.02):
+        await asyncio.sleep(0)
+    with TimeLimit(limits, math.inf):
+        await asyncio.sleep(0.1)
+    assert not limits.running
+
+
+async def test_a_task_that_is_cancelled_is_cancelled_and_an_error_stays_itself() -> None:
+    limits, loop = TimeLimits(), asyncio.get_running_loop()
+
+    async def wait() -> None:
+        with TimeLimit(limits, loop.time() + 30):
+            await loop.create_future()
+
+    task = asyncio.create_task(wait())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    with pytest.raises(OSError, match="own"), TimeLimit(limits, loop.time() + 30):
+        raise OSError("own")
+    assert not limits.running
+
+
+async def test_a_cancellation_in_the_moment_of_the_end_is_not_lost() -> None:
+    limits, loop = TimeLimits(), asyncio.get_running_loop()
+
+    async def wait() -> None:
+        with TimeLimit(limits, loop.time() + 30):
+            await loop.create_future()
+
+    task = asyncio.create_task(wait())
+    await asyncio.sleep(0)
+    next(iter(limits.running)).end()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
