@@ -61,7 +61,7 @@ def test_every_command_has_a_section_with_all_its_options(pages: Path) -> None:
     groups = {"quintain", *(name.rpartition(" ")[0] for name in recorded("commands") if name.count(" ") == 2)}
     assert set(sections) == set(recorded("commands")) - groups
     for name, section in sections.items():
-        options = [word for one in recorded("commands")[name]["parameters"] for word in one["words"] if word[0] == "-"]
+        options = [word for names in recorded("commands")[name] for word in names.split() if word[0] == "-"]
         assert [word for word in options if f"`{word}" not in section and f", {word}" not in section] == [], name
 
 
@@ -103,7 +103,7 @@ def test_every_error_and_exit_code_is_there(pages: Path) -> None:
 def test_the_reference_of_evaluations_has_every_key_and_option_and_exit_code() -> None:
     page = REPOSITORY / "docs" / "evaluation.md"
     keys = sorted(recorded("evaluation_schema")["properties"])
-    words = [word for one in recorded("commands")["quintain run"]["parameters"] for word in one["words"]]
+    words = [word for names in recorded("commands")["quintain run"] for word in names.split()]
     options = [word for word in words if word.startswith("--") and word != "--help"]
     assert missing(page, keys + options) == []
     rows = set(re.findall(r"^\| (\d+) \|", page.read_text(), re.MULTILINE))

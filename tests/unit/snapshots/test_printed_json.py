@@ -36,11 +36,12 @@ def printed(shell: CommandLine, *words: str, code: int = 0) -> dict[str, object]
 
 
 def test_what_commands_print_of_a_run(shell: CommandLine) -> None:
-    fields = {"demo": fields_of_values(printed(shell, "demo"))}
+    demo = fields_of_values(printed(shell, "demo"))
     folder = shell.folder / "quintain-demo"
     again = ("--config", str(folder / "quintain.yaml"))
     other = str(shell.folder / "other")
-    fields["run"] = fields_of_values(printed(shell, "run", str(folder / "eval.yaml"), "--output", other, *again))
+    fields = {"run": fields_of_values(printed(shell, "run", str(folder / "eval.yaml"), "--output", other, *again))}
+    assert fields["run"] == demo
     (shell.folder / "broken.yaml").write_text("targets: {broken: {provider: mock, fail_rate: 1, max_tries: 1}}\n")
     (shell.folder / "eval.yaml").write_text(
         f"dataset: {folder}/cases.jsonl\ngraders: [{{name: same, builtin: exact}}]\n"
