@@ -1,6 +1,6 @@
 """``quintain run`` and ``check --probe`` against a provider that refuses every call, or that nobody listens for.
 
-Where a run stops, and which faults stop it: ``tests/unit/runner/test_error_limit.py``.
+Where a run stops, and which faults stop it: ``tests/unit/runner/test_scheduler.py``.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from quintain.contracts.invoke import InvokeRequest
 from quintain.settings import read_settings
 from quintain_runner.engine.backend import Backend
 from quintain_runner.engine.rerun_plan import RerunPlan
@@ -94,6 +95,17 @@ def write_script(folder: Path, name: str, source: str) -> list[str]:
     return [sys.executable, name]
 
 
+#: A grader that asks a model, whose prompt stands in a file.
+JUDGED: Json = {"name": "judged", "builtin": "llm-judge", "prompt": "prompt.md", "judge_target": "judge"}
+
+
+async def judged_echo(request: InvokeRequest) -> str:
+    """The target under test repeats the question; the judge passes it, with the first word of its prompt as reason."""
+    if request.target != "judge":
+        return request.question or ""
+    return json.dumps({"pass": True, "reason": (request.system_prompt or "").split()[0]})
+
+
 class FakeSessions(RunSessions):
     """One session for every plan."""
 
@@ -116,8 +128,9 @@ class EvaluationFolder(RunListener):
     progress: ProgressDisplay = field(default_factory=NoProgressDisplay)
     concurrency: int = 8
     error_policy: ErrorPolicy = field(default_factory=ErrorPolicy)
-    #: What became of the rows of before, in the last run.
+    #: What became of the rows of before, in the last run, and how many requests there were before it.
     plan: RerunPlan | None = None
+    asked_before: int = 0
 
     def on_plan(self, plan: RerunPlan) -> None:
         """Keep the plan."""
@@ -149,6 +162,7 @@ class EvaluationFolder(RunListener):
     async def run(self, run: RunSettings | None = None, **options: Any) -> RunSummary:
         """Run the evaluation with these settings; by default with those that its files and the options say."""
         run = run or self.settings(**options)
+        self.asked_before = len(self.client.requests)
         backend = Backend(
             location="here",
             gateway_url="http://127.0.0.1:1/door",
@@ -158,6 +172,21 @@ class EvaluationFolder(RunListener):
             client_of=self.client.child,
         )
         return await run_evaluation(run, backend, FakeSessions(run, backend, self.client), self)
+
+    @property
+    def asked(self) -> list[InvokeRequest]:
+        """What the last command asked."""
+        return self.client.requests[self.asked_before :]
+
+    def called(self, *targets: str) -> tuple[int, ...]:
+        """How often the last command asked each of these targets."""
+        asked = [request.target for request in self.asked]
+        return tuple(asked.count(target) for target in targets)
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """The record of the run."""
+        return json.loads((self.output / "run.json").read_text())
 
     def rows(self) -> list[Row]:
         """The rows as they are on the disk."""

@@ -12,9 +12,10 @@ from quintain.client.client import Client
 from quintain.contracts.fleet import QuotaList, QuotaState
 from quintain.contracts.invoke import InvokeRequest, OutputMessage, Result, TokenUsage
 from quintain.contracts.session import Info, OpenSession, SessionOpened, SessionState
-from quintain.errors import BudgetExhausted, Fault
+from quintain.errors import BudgetExhausted, Fault, QuintainError
 
-Answer = Callable[[InvokeRequest], Awaitable[str]]
+#: What a target answers, or the error that each of its calls ends with.
+Answer = Callable[[InvokeRequest], Awaitable[str]] | QuintainError
 
 
 async def echo(request: InvokeRequest) -> str:
@@ -138,6 +139,8 @@ class FakeClient(Client):
         self.in_flight += 1
         self.max_in_flight = max(self.max_in_flight, self.in_flight)
         try:
+            if isinstance(self.answer, QuintainError):
+                raise self.answer
             return self._result(request, await self.answer(request))
         except Fault as fault:
             self.used -= not fault.charged

@@ -87,6 +87,14 @@ async def test_trials_begin_while_all_in_progress_fit_with_what_they_can_cost() 
     gate.leave(2 * CENT)
     assert not await passing
     assert gate.refused == CENT
+    # What others reserved is waited for.
+    money = Money(0.05)
+    money.reserved = 0.04
+    waiting = asyncio.create_task((await gate_of(money)).enter(2 * CENT))
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    money.reserved = 0
+    assert await waiting
 
 
 async def test_what_a_trial_did_not_spend_is_there_for_others_once_it_is_needed() -> None:
@@ -100,23 +108,12 @@ async def test_what_a_trial_did_not_spend_is_there_for_others_once_it_is_needed(
     assert money.reads < 46, "amounts are read when they are needed, and not for each trial"
 
 
-async def test_what_others_reserved_is_waited_for() -> None:
-    money = Money(0.05)
-    money.reserved = 0.04
-    gate = await gate_of(money)
-    waiting = asyncio.create_task(gate.enter(2 * CENT))
-    await asyncio.sleep(0.05)
-    assert not waiting.done()
-    money.reserved = 0
-    assert await waiting
-
-
 async def test_without_a_limit_or_an_answer_nothing_is_held_up(monkeypatch: pytest.MonkeyPatch) -> None:
     unlimited = await gate_of(None)
     assert (unlimited.most_cost(trial_of(Case(id="1", question="?"))), await unlimited.enter(0)) == (0, True)
 
     async def once(call: object) -> object:
-        return await call()  # type: ignore[operator]
+        return await call()
 
     monkeypatch.setattr(cost_gate, "call_with_retry", once)
     money = Money(0.05)
@@ -162,7 +159,7 @@ async def test_a_judge_is_shown_the_longest_answer_that_the_target_may_give() ->
         ({"show": ["question", "output"]}, 0, 0),
     ],
 )
-async def test_a_judge_of_an_agent_is_shown_its_steps_as_far_as_it_may_be_shown_any(
+async def test_a_judge_of_an_agent_is_shown_as_many_steps_as_it_may(
     options: dict[str, object], told: int, known: int
 ) -> None:
     fields = {"name": "j", "builtin": "llm-judge", "prompt": "judge.md", **options}

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from quintain.contracts.invoke import InvokeSettings
 from quintain.errors import ConfigError
 from quintain.graders import Case
 from quintain_runner.plan.changes import PlanIdentity, PlanIdentityBuilder, RerunPolicy, RunFingerprints
@@ -54,11 +55,6 @@ def evaluation(targets: list[str] | None) -> Evaluation:
     return Evaluation(path=Path("eval.yaml"), text="", spec=spec)
 
 
-def test_every_case_is_asked_of_a_target_as_often_as_said() -> None:
-    planned = [trial.key for trial in pending_trials(QUESTIONS, "t", find_row=stored(), rerun_policy=RerunPolicy())]
-    assert planned == [("a", "t", 1, None), ("a", "t", 2, None), ("b", "t", 1, None), ("b", "t", 2, None)]
-
-
 KEPT = (
     row(RowStatus.GRADED),
     row(RowStatus.IN_DOUBT, repeat=2),
@@ -76,14 +72,14 @@ KEPT = (
         (RerunPolicy(rerun_errors=False, rerun_in_doubt=True), [("a", 2, 2)]),
     ],
 )
-def test_graded_rows_are_kept_and_errored_or_doubtful_ones_asked_again_as_told(
+def test_rows_that_erred_or_are_in_doubt_are_asked_again_as_told(
     again: RerunPolicy, asked: list[tuple[str, int, int]]
 ) -> None:
     planned = pending_trials(QUESTIONS, "t", find_row=stored(*KEPT), rerun_policy=again)
     assert [(trial.case.id, trial.repeat, trial.tries) for trial in planned] == asked
-
-
-def test_an_answer_that_is_graded_again_is_no_new_try() -> None:
+    whole = [trial.key for trial in pending_trials(QUESTIONS, "t", find_row=stored(), rerun_policy=again)]
+    assert whole == [("a", "t", 1, None), ("a", "t", 2, None), ("b", "t", 1, None), ("b", "t", 2, None)]
+    # An answer that is graded again is no new try.
     kept = row(RowStatus.ERROR, output="the answer", tries=3)
     assert trial_of(CASES[0], "t", previous=kept, kept=kept).tries == 3
 
@@ -100,19 +96,13 @@ def test_a_request_id_is_made_of_what_is_asked_and_of_nothing_else() -> None:
     changed = {request_id(Case(id="a", question="other"), "t", 1, 1), request_id(CASES[0], "t", 1, 1, "new")}
     assert request_id(Case(id="a", question="qa", expected="x"), "t", 1, 1) == first
     assert len({first, *others, *changed, request_id(CASES[0], "t", 1, 2)}) == 7
-
-
-def test_an_ids_parts_cannot_be_shifted_into_one_another() -> None:
-    assert (
-        trial_of(Case(id='a","t', question="q"), "u").request_id
-        != trial_of(Case(id="a", question="q"), 't","u').request_id
+    names = (('a","t', "u"), ("a", 't","u'))
+    assert len({request_id(Case(id=name, question="q"), target, 1, 1) for name, target in names}) == 2, (
+        "no part can be shifted into the next one"
     )
-
-
-def test_a_trial_asks_what_its_case_says() -> None:
-    trial = trial_of(Case(id="a", question="q", system_prompt="s"), "t", repeat=2)
-    asked = trial.request
-    assert (asked.question, asked.system_prompt, asked.target) == ("q", "s", "t")
+    settings = InvokeSettings(temperature=0.5)
+    asked = trial_of(Case(id="a", question="q", system_prompt="s", settings=settings), "t", repeat=2).request
+    assert (asked.question, asked.system_prompt, asked.target, asked.settings) == ("q", "s", "t", settings)
     assert (asked.eval_case_id, asked.attempt) == ("a", 2)
 
 

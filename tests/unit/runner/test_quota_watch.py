@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import io
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from quintain.contracts.fleet import QuotaList, QuotaState
 from quintain.contracts.invoke import InvokeRequest
@@ -19,10 +16,7 @@ from quintain_runner.engine import quota_watch
 from quintain_runner.engine.quota_watch import QuotaWatch, wait_line
 from quintain_runner.engine.run_settings import ErrorPolicy
 from quintain_runner.graders import base as retry
-from quintain_runner.report.progress import ProgressState
-from quintain_runner.report.progress_display import Lines, LiveTable
 from quintain_runner.report.summary import ExitCode, exit_line
-from quintain_runner.results.counts import ResumeState
 from support.evaluations import EXACT, EvaluationFolder, cases, write_evaluation
 from support.fake_client import FakeClient, echo
 
@@ -30,12 +24,11 @@ NOW = datetime(2026, 11, 26, 2, 30, tzinfo=UTC)
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Retries without pauses, and a watch that looks often."""
     monkeypatch.setattr(retry, "FIRST_PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(quota_watch, "POLL_SECONDS", 0.01)
     monkeypatch.setattr(quota_watch, "FRESH_SECONDS", 0.0)
-    yield
 
 
 def quota(**fields: object) -> QuotaState:
@@ -43,8 +36,12 @@ def quota(**fields: object) -> QuotaState:
     return QuotaState(id="team", name="openai-team", targets=["bot"], limit=20).model_copy(update=fields)
 
 
+FAILED = "could not be reached (http://x/v1, Connection refused)"
+OUT = {"out_ms": 10, "out_targets": {"bot": 5000}}
+
+
 def failing(cause: FailureCause | None, **fields: object) -> QuotaState:
-    failure = TryFailure(words="could not be reached (http://x/v1, Connection refused)", cause=cause)
+    failure = TryFailure(words=FAILED, cause=cause)
     return quota(failures={"bot": failure}, out_targets={"bot": 5000}, **fields)
 
 
@@ -81,23 +78,13 @@ async def test_what_waits_for_its_quota_is_asked_until_it_answers(tmp_path: Path
     assert (summary.exit_code, summary.total.errors) == (ExitCode.PASSED, 0)
 
 
-async def test_what_expires_without_a_call_in_the_quota_is_an_error(tmp_path: Path) -> None:
-    async def answer(_: InvokeRequest) -> str:
-        raise Expired
-
-    client = FakeClient(answer)
-    client.quotas = [quota()]
-    summary = await prepared(tmp_path, client).run()
-    assert summary.total.errors == 3
-
-
 async def test_errors_of_an_outage_park_nobody(tmp_path: Path) -> None:
     client = FakeClient(echo)
     client.quotas = [quota()]
 
     async def answer(request: InvokeRequest) -> str:
         if len(client.requests) <= 30:
-            client.quotas = [quota(out_ms=10, out_targets={"bot": 5000})]
+            client.quotas = [quota(**OUT)]
             raise ProviderFailed("HTTP 500", charged=True)
         client.quotas = [quota()]
         return await echo(request)
@@ -108,24 +95,24 @@ async def test_errors_of_an_outage_park_nobody(tmp_path: Path) -> None:
     assert (summary.total.errors + summary.total.in_doubt, summary.total.passed) == (30, 70)
 
 
-async def test_errors_of_a_target_that_is_not_out_park_it(tmp_path: Path) -> None:
-    async def answer(_: InvokeRequest) -> str:
-        raise TargetUnavailable("no such model")
-
-    client = FakeClient(answer)
-    client.quotas = [quota()]
-    summary = await prepared(tmp_path, client, 100).run()
-    assert list(summary.parked_targets) == ["bot"]
-
-
-async def test_fail_fast_does_not_wait_out_an_outage(tmp_path: Path) -> None:
-    async def answer(_: InvokeRequest) -> str:
-        raise ProviderFailed("HTTP 500", charged=True)
-
-    client = FakeClient(answer)
-    client.quotas = [quota(out_ms=10, out_targets={"bot": 5000})]
-    summary = await prepared(tmp_path, client, 100).run(error_policy=ErrorPolicy(fail_fast=True))
-    assert list(summary.parked_targets) == ["bot"]
+@pytest.mark.parametrize(
+    ("fault", "state", "policy", "parked"),
+    [
+        (TargetUnavailable("no such model"), {}, {}, ["bot"]),
+        # An outage is not waited out where the first error is to end the run.
+        (ProviderFailed("HTTP 500", charged=True), OUT, {"fail_fast": True}, ["bot"]),
+        # What expires without a call in the quota is an error, and no reason to park.
+        (Expired(), {}, {}, []),
+    ],
+)
+async def test_errors_without_an_outage_park_their_target_if_they_are_the_endpoints(
+    tmp_path: Path, fault: Fault, state: dict[str, object], policy: dict[str, bool], parked: list[str]
+) -> None:
+    client = FakeClient(fault)
+    client.quotas = [quota(**state)]
+    summary = await prepared(tmp_path, client, 30).run(error_policy=ErrorPolicy(**policy))
+    assert list(summary.parked_targets) == parked
+    assert summary.total.errors + summary.total.in_doubt + summary.total.waiting == 30
 
 
 async def test_a_provider_that_stays_away_is_given_up_and_the_same_command_asks_the_rest(tmp_path: Path) -> None:
@@ -153,18 +140,6 @@ async def test_a_provider_that_stays_away_is_given_up_and_the_same_command_asks_
     client.answer, client.quotas = echo, [quota()]
     summary = await folder.run()
     assert (summary.exit_code, summary.total.passed) == (ExitCode.PASSED, 30)
-
-
-async def test_a_refused_key_parks_its_targets_at_once(tmp_path: Path) -> None:
-    async def answer(_: InvokeRequest) -> str:
-        await asyncio.sleep(60)
-        raise AssertionError
-
-    client = FakeClient(answer)
-    client.quotas = [quota(refused=True)]
-    async with asyncio.timeout(30):
-        summary = await prepared(tmp_path, client).run()
-    assert (list(summary.parked_targets), summary.total.waiting) == (["bot"], 3)
 
 
 class Told:
@@ -204,6 +179,10 @@ async def test_a_target_is_given_up_with_its_judge_and_not_with_its_neighbour() 
     for told.now in (0.0, 100.0):
         await watch.refresh()
     assert list(watch.to_give_up()) == ["other"]
+    # A refused key is given up at once.
+    watch = Told(quota(refused=True)).watch(bot=frozenset({"bot"}))
+    await watch.refresh()
+    assert list(watch.to_give_up()) == ["bot"]
 
 
 @pytest.mark.parametrize(
@@ -237,16 +216,11 @@ async def test_how_long_a_first_answer_is_waited_for_depends_on_the_reason(
     assert parked.setting is not None
 
 
-async def test_a_rejected_request_is_an_answer(tmp_path: Path) -> None:
-    async def answer(_: InvokeRequest) -> str:
-        raise Rejected("HTTP 400", charged=True)
-
-    noted = set[str]()
-    client = FakeClient(answer)
+async def test_a_rejected_request_is_an_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    noted, client = set[str](), FakeClient(Rejected("HTTP 400", charged=True))
     client.quotas = [quota()]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(QuotaWatch, "note_answer", lambda _, target: noted.add(target))
-        await prepared(tmp_path, client, 1).run()
+    monkeypatch.setattr(QuotaWatch, "note_answer", lambda _, target: noted.add(target))
+    await prepared(tmp_path, client, 1).run()
     assert noted == {"bot"}
 
 
@@ -255,6 +229,9 @@ async def test_a_deadline_allows_the_wait_only_where_there_is_a_quota() -> None:
     await watch.refresh()
     assert watch.line_seconds("bot") > 0
     assert watch.line_seconds("judge") == 0
+
+
+WAITS = "openai-team has not answered since 02:14, 83 trials wait"
 
 
 @pytest.mark.parametrize(
@@ -269,7 +246,7 @@ async def test_a_deadline_allows_the_wait_only_where_there_is_a_quota() -> None:
         (quota(waiting=40, estimated_seconds=300.0), "40 wait for openai-team: 20 in flight, about 5 min"),
         (
             quota(out_ms=960_000, out_targets={"bot": 40_000}),
-            "openai-team has not answered since 02:14, 83 trials wait, next probe in 40 s; --give-up-after 2h",
+            f"{WAITS}, next probe in 40 s; --give-up-after 2h",
         ),
         (
             quota(targets=["bot", "other"], out_targets={"bot": 40_000}),
@@ -277,30 +254,9 @@ async def test_a_deadline_allows_the_wait_only_where_there_is_a_quota() -> None:
         ),
         (
             failing(None, out_ms=960_000),
-            (
-                "openai-team has not answered since 02:14, 83 trials wait, next probe in 5 s; --give-up-after 2h; "
-                "the last: could not be reached (http://x/v1, Connection refused)"
-            ),
+            f"{WAITS}, next probe in 5 s; --give-up-after 2h; the last: {FAILED}",
         ),
     ],
 )
 def test_a_line_says_what_calls_wait_for(state: QuotaState, line: str | None) -> None:
     assert wait_line(state, trials=83, give_up_seconds=7200.0, now=NOW) == line
-
-
-@pytest.mark.parametrize("kind", [Lines, LiveTable])
-def test_the_progress_says_what_calls_wait_for(kind: type[Lines | LiveTable]) -> None:
-    stream = io.StringIO()
-    now = 0.0
-    console = Console(file=stream, width=100, force_terminal=kind is LiveTable, color_system=None)
-    state, display = (
-        ProgressState(["bot"], cases=1, repeats=1, resume_state=ResumeState()),
-        kind(console, clock=lambda: now),
-    )
-    display.start(state)
-    state.waits = ("412 wait for openai-team",)
-    now = 10.0
-    display.tick()
-    display.stop()
-    assert "waits" in stream.getvalue()
-    assert "412 wait for openai-team" in stream.getvalue()

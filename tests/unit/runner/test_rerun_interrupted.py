@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -12,24 +11,15 @@ from quintain.errors import ConfigError, ReplyExpired
 from quintain_runner.plan.changes import RerunPolicy
 from quintain_runner.report.run_report import read_report
 from quintain_runner.results.store import all_current_rows
-from support.evaluations import EXACT, EvaluationFolder, Json, cases, write_evaluation
+from support.evaluations import EXACT, JUDGED, EvaluationFolder, Json, cases, judged_echo, write_evaluation
 from support.fake_client import FakeClient
-
-JUDGED: Json = {"name": "judged", "builtin": "llm-judge", "prompt": "prompt.md", "judge_target": "judge"}
-
-
-async def answer(request: InvokeRequest) -> str:
-    """The judge repeats the first word of its instructions."""
-    if request.target != "judge":
-        return request.question or ""
-    return f'{{"pass": true, "reason": "{(request.system_prompt or "").split()[0]}"}}'
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> EvaluationFolder:
     write_evaluation(tmp_path, cases(3), [EXACT, JUDGED])
     (tmp_path / "prompt.md").write_text("first")
-    return EvaluationFolder(tmp_path, FakeClient(answer, targets=("bot", "judge")), concurrency=1)
+    return EvaluationFolder(tmp_path, FakeClient(judged_echo, targets=("bot", "judge")), concurrency=1)
 
 
 async def test_a_re_grading_that_is_cut_off_at_any_write_leaves_true_rows(folder: EvaluationFolder) -> None:
@@ -41,12 +31,12 @@ async def test_a_re_grading_that_is_cut_off_at_any_write_leaves_true_rows(folder
     async def fail_at_the_last(request: InvokeRequest) -> str:
         if request.eval_case_id == "case-2":
             raise RuntimeError("the run ends here")
-        return await answer(request)
+        return await judged_echo(request)
 
     folder.client.answer = fail_at_the_last
     with pytest.raises(RuntimeError, match="the run ends here"):
         await folder.run()
-    folder.client.answer = answer
+    folder.client.answer = judged_echo
     written = results.read_bytes()
     ends = [at + 1 for at in range(before - 1, len(written)) if written[at : at + 1] == b"\n"]
     assert len(ends) == 6, "the end of the first run, three marks, and two rows"
@@ -86,16 +76,6 @@ async def test_an_answer_that_the_ledger_has_deleted_is_asked_again_and_counted(
     asked = len(folder.client.requests)
     await folder.run()
     assert len(folder.client.requests) == asked
-
-
-async def test_a_file_whose_clock_went_back_is_a_changed_file(folder: EvaluationFolder) -> None:
-    prompt = folder.path / "prompt.md"
-    await folder.run()
-    status = prompt.stat()
-    prompt.write_text("third")
-    os.utime(prompt, ns=(status.st_atime_ns, status.st_mtime_ns - 3_600_000_000_000))
-    await folder.run()
-    assert {row.graders["judged"].reason for row in folder.rows()} == {"third"}
 
 
 async def test_a_grader_whose_module_is_gone_is_refused_by_name_and_its_rows_stay(folder: EvaluationFolder) -> None:

@@ -7,76 +7,31 @@ import json
 from quintain.contracts.agents import MAX_STEPS_BYTES, AgentStep, StepsCut
 from quintain.contracts.invoke import OutputMessage, Reasoning, Result, TokenUsage, ToolCall
 from quintain_runner.results.answer import Answer, TurnRow, steps_of_turns, turns_of_row
-from quintain_runner.results.row import Check, GraderRow, Row, RowError, RowStatus
-from support.results_folder import MADE_OF
+from quintain_runner.results.row import Check, GraderRow, Row, RowStatus
+from support.results_folder import errored_row, graded_row
 
 VERDICT = GraderRow(score=0.5, passed=True, reason="r", checks=[Check(text="c", passed=False, evidence="e")], calls=2)
 
 
-def test_a_graded_row_has_the_protocols_fields_and_no_other() -> None:
-    row = Row(
-        fingerprints=MADE_OF,
-        case_id="1",
-        target="bot",
-        repeat=1,
-        status=RowStatus.GRADED,
-        output="Paris",
-        score=0.5,
-        graders={"judge": VERDICT},
-        calls=3,
-        token_usage=TokenUsage(input=4, output=1),
-        duration_ms=2.5,
-    )
+def test_a_row_has_the_protocols_fields_and_no_other_and_reads_back_as_it_was_written() -> None:
+    row = graded_row("1", 0.5, output="Paris").with_fields(graders={"judge": VERDICT}, calls=3)
+    verdict = {"score": 0.5, "pass": True, "reason": "r", "calls": 2}
     assert json.loads(row.to_line()) == {
-        "schemaVersion": 2,
-        "caseId": "1",
-        "target": "bot",
-        "repeat": 1,
-        "status": "graded",
-        "output": "Paris",
-        "score": 0.5,
-        "graders": {
-            "judge": {
-                "score": 0.5,
-                "pass": True,
-                "reason": "r",
-                "checks": [{"text": "c", "pass": False, "evidence": "e"}],
-                "calls": 2,
-            }
-        },
-        "calls": 3,
-        "tokenUsage": {"input": 4, "output": 1},
-        "durationMs": 2.5,
+        "schemaVersion": 2, "caseId": "1", "target": "bot", "repeat": 1, "status": "graded",
+        "output": "Paris", "score": 0.5,
+        "graders": {"judge": {**verdict, "checks": [{"text": "c", "pass": False, "evidence": "e"}]}},
+        "calls": 3, "tokenUsage": {"input": 10, "output": 2}, "durationMs": 1500.0,
         "fingerprints": {"input": "asked", "grading": "expected", "target": None},
-    }
-
-
-def test_an_errored_row_says_null_where_it_has_no_output_and_no_score() -> None:
-    error = RowError(code="timeout", error="The deadline passed")
-    row = Row(
-        fingerprints=MADE_OF, case_id="1", target="bot", repeat=1, status=RowStatus.IN_DOUBT, error=error, tries=2
-    )
-    written = json.loads(row.to_line())
-    assert (written["output"], written["score"], written["status"]) == (None, None, "inDoubt")
-    assert written["error"] == {"code": "timeout", "error": "The deadline passed"}
-    assert written["tries"] == 2
-
-
-def test_a_row_reads_back_as_it_was_written() -> None:
-    row = Row(
-        fingerprints=MADE_OF,
-        case_id="1",
-        target="bot",
-        repeat=1,
-        status=RowStatus.GRADED,
-        graders={"j": VERDICT},
-    )
+    }  # fmt: skip
     assert Row.model_validate_json(row.to_line()) == row
+    written = json.loads(errored_row("1", status=RowStatus.IN_DOUBT).with_fields(tries=2).to_line())
+    assert (written["output"], written["score"], written["status"], written["tries"]) == (None, None, "inDoubt", 2)
+    assert written["error"] == {"code": "provider_error", "error": "it broke"}
 
 
 def test_a_case_passes_when_every_grader_passes_it() -> None:
     good, bad = GraderRow(score=0.1, passed=True), GraderRow(score=0.9, passed=False)
-    row = Row(fingerprints=MADE_OF, case_id="1", target="bot", repeat=1, status=RowStatus.GRADED, graders={"a": good})
+    row = graded_row("1", 0.1).with_fields(score=None, graders={"a": good})
     assert not row.passed, "no grader with a weight has given a score"
     row = row.with_fields(score=0.1)
     assert row.passed
@@ -91,34 +46,21 @@ def answered(**fields: object) -> Row:
     """The row of an answer with these fields, as it is read from its file."""
     output = fields.pop("output", [OutputMessage(content="12:40")])
     result = Result.model_validate({"output": output, "target": "bot", "call_count": 1, "max_calls": 1, **fields})
-    row = Row(
-        fingerprints=MADE_OF,
-        case_id="1",
-        target="bot",
-        repeat=1,
-        status=RowStatus.GRADED,
-        output=result.raw_text,
-        duration_ms=7.0,
-        answer=Answer.of(result, "r"),
-    )
+    row = graded_row("1", 1.0, output=result.raw_text).with_fields(duration_ms=7.0, answer=Answer.of(result, "r"))
     return Row.from_wire(row.to_line())
 
 
 def test_a_row_keeps_the_steps_of_an_answer_and_what_was_cut_under_the_names_of_opentelemetry() -> None:
     row = answered(steps=[TOOL_STEP], steps_cut=StepsCut(characters=9))
     written = json.loads(row.to_line())["answer"]
-    assert written["steps"] == [
-        {
-            "gen_ai.operation.name": "execute_tool",
-            "durationMs": 5.0,
-            "gen_ai.tool.name": "search",
-            "gen_ai.tool.call.arguments": {"q": None},
-            "gen_ai.tool.call.result": "12:40",
-        }
-    ]
+    called = {
+        "gen_ai.tool.name": "search",
+        "gen_ai.tool.call.arguments": {"q": None},
+        "gen_ai.tool.call.result": "12:40",
+    }
+    assert written["steps"] == [{"gen_ai.operation.name": "execute_tool", "durationMs": 5.0, **called}]
     assert written["stepsCut"] == {"kept": 0, "steps": 0, "characters": 9, "values": 0}
     assert row.steps == [TOOL_STEP]
-    assert row.result is not None
     assert (row.result.steps, row.result.steps_cut) == ([TOOL_STEP], StepsCut(characters=9))
     bare = row.without_content()
     assert (b"12:40" in bare.to_line(), b"stepsCut" in bare.to_line(), bare.steps) == (False, False, [])
@@ -155,11 +97,8 @@ def test_what_a_model_thought_and_called_is_a_step_of_its_row_and_is_not_stored_
     chat = AgentStep(operation="chat", messages=[{"role": "assistant", "parts": []}])
     assert answered(output=[message], steps=[chat]).steps == [chat]
     assert answered(output=[message], steps=[TOOL_STEP]).steps[0] == TOOL_STEP
-
-
-def test_an_answer_that_is_only_text_has_no_steps() -> None:
-    assert answered().steps == []
-    assert b"steps" not in answered().to_line()
+    # An answer that is only text has none.
+    assert (answered().steps, b"steps" in answered().to_line()) == ([], False)
 
 
 def test_the_steps_of_a_conversation_are_one_list_and_one_limit_for_all_its_turns() -> None:
@@ -178,8 +117,6 @@ def test_the_steps_of_a_conversation_are_one_list_and_one_limit_for_all_its_turn
     (chat,) = steps_of_turns([asked, said])[0] or ()
     assert (chat.operation, (chat.messages or [])[0]["parts"][0]["name"]) == ("chat", "search")
     steps, cut = steps_of_turns(turns_of_row([turn(number, 200_000) for number in range(4)]))
-    assert steps is not None
-    assert cut is not None
     assert 0.9 * MAX_STEPS_BYTES < sum(len(step.to_wire()) for step in steps) <= MAX_STEPS_BYTES
     assert (len(steps), cut.steps) == (8, 0)
     assert cut.characters > 500_000

@@ -11,23 +11,15 @@ from pathlib import Path
 import pytest
 
 from quintain.errors import ConfigError, QuintainError
-from quintain_runner.results.row import Row, RowError, RowKey, RowStatus
-from quintain_runner.results.store import charged_calls, open_results
-from support.results_folder import MADE_OF
+from quintain_runner.results import store
+from quintain_runner.results.row import Row, RowKey, RowStatus
+from quintain_runner.results.store import KeyHashSet, charged_calls, key_hash, open_results
+from support.results_folder import errored_row, graded_row
 
 
 def row(case_id: str, *, status: RowStatus = RowStatus.GRADED, tries: int = 1) -> Row:
-    error = RowError(code="x", error="x") if status is RowStatus.ERROR else None
-    return Row(
-        fingerprints=MADE_OF,
-        case_id=case_id,
-        target="bot",
-        repeat=1,
-        status=status,
-        score=1.0,
-        error=error,
-        tries=tries,
-    )
+    made = graded_row(case_id, 1.0) if status is RowStatus.GRADED else errored_row(case_id)
+    return made.with_fields(tries=tries)
 
 
 def read_rows(folder: Path) -> list[Row]:
@@ -48,17 +40,6 @@ async def resume_statuses(folder: Path, *case_ids: str) -> dict[str, tuple[RowSt
         return {name: (one.status, one.tries) for name, one in found.items()}
 
 
-async def test_what_was_appended_is_there_when_the_file_is_opened_again(tmp_path: Path) -> None:
-    await write_rows(tmp_path / "new" / "folder", *(row(str(number)) for number in range(200)))
-    assert len(await resume_statuses(tmp_path / "new" / "folder", *map(str, range(200)))) == 200
-
-
-async def test_a_row_is_on_the_disk_when_append_returns(tmp_path: Path) -> None:
-    async with open_results(tmp_path) as results:
-        await results.append(row("1"))
-        assert [one.case_id for one in read_rows(tmp_path)] == ["1"]
-
-
 async def test_a_torn_last_line_is_cut_at_every_byte_it_may_be_torn_at(tmp_path: Path) -> None:
     await write_rows(tmp_path, row("1"), row("2"))
     path = tmp_path / "results.jsonl"
@@ -68,19 +49,16 @@ async def test_a_torn_last_line_is_cut_at_every_byte_it_may_be_torn_at(tmp_path:
         path.write_bytes(whole[:end])
         assert list(await resume_statuses(tmp_path, "1", "2")) == ["1"]
         assert path.read_bytes() == whole[:first]
-
-
-async def test_after_a_torn_line_new_rows_stand_on_lines_of_their_own(tmp_path: Path) -> None:
-    (tmp_path / "results.jsonl").write_bytes(b'{"schemaVersion":1,"caseId":"to')
-    await write_rows(tmp_path, row("2"))
-    assert [one.case_id for one in read_rows(tmp_path)] == ["2"]
+    # New rows stand on lines of their own.
+    path.write_bytes(whole[:-5])
+    await write_rows(tmp_path, row("3"))
+    assert [one.case_id for one in read_rows(tmp_path)] == ["1", "3"]
 
 
 async def test_the_latest_row_of_a_key_wins_and_the_others_are_compacted_away(tmp_path: Path) -> None:
     await write_rows(tmp_path, row("1", status=RowStatus.ERROR), row("2"))
     async with open_results(tmp_path) as results:
         before = results.find(RowKey("1", "bot", 1))
-        assert before is not None
         assert before.status is RowStatus.ERROR
         await results.append(row("1", tries=2), supersedes=True)
         assert [one.case_id for one in read_rows(tmp_path)] == ["1", "2", "1"]
@@ -89,22 +67,30 @@ async def test_the_latest_row_of_a_key_wins_and_the_others_are_compacted_away(tm
     assert [path.name for path in tmp_path.iterdir()] == ["results.jsonl"]
 
 
-async def test_superseded_rows_of_a_run_that_was_killed_are_read_past(tmp_path: Path) -> None:
-    lines = [row("1", status=RowStatus.ERROR), row("1", status=RowStatus.ERROR, tries=2), row("1", tries=3)]
-    text = "".join(one.model_dump_json(by_alias=True) + "\n" for one in lines)
-    (tmp_path / "results.jsonl").write_text(text)
-    assert await resume_statuses(tmp_path, "1") == {"1": (RowStatus.GRADED, 3)}
-    assert [one.tries for one in read_rows(tmp_path)] == [3]
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [("nonsense\n{row}", "line 1 is not JSON"), ('{{"schemaVersion":3}}\n', "not a row of this version")],
+)
+async def test_a_line_that_is_no_row_is_named_and_nothing_is_thrown_away(tmp_path: Path, lines: str, says: str) -> None:
+    path = tmp_path / "results.jsonl"
+    path.write_text(lines.format(row=row("1").to_line().decode()))
+    before = path.read_bytes()
+    with pytest.raises(ConfigError, match=says):
+        await resume_statuses(tmp_path)
+    assert path.read_bytes() == before
 
 
-async def test_the_counts_are_those_of_the_rows_that_count(tmp_path: Path) -> None:
+async def test_the_counts_are_those_of_the_rows_that_count_and_superseded_ones_are_read_past(tmp_path: Path) -> None:
     spent = [row("1", status=RowStatus.ERROR), row("1", tries=2), row("2", status=RowStatus.ERROR)]
-    lines = [one.model_copy(update={"calls": calls}) for one, calls in zip(spent, (1, 3, 5), strict=True)]
-    (tmp_path / "results.jsonl").write_text("".join(one.model_dump_json(by_alias=True) + "\n" for one in lines))
+    lines = [one.with_fields(calls=calls) for one, calls in zip(spent, (1, 3, 5), strict=True)]
+    (tmp_path / "results.jsonl").write_bytes(b"".join(one.to_line() for one in lines))
     async with open_results(tmp_path) as results:
         tally = results.resume_state.tallies["bot", 1]
     assert (tally.graded, tally.errors, tally.calls, tally.done) == (1, 1, 8, 2)
     assert charged_calls(tmp_path) == 8
+    # A run that was killed left rows that others supersede: they are read past.
+    assert await resume_statuses(tmp_path, "1", "2") == {"1": (RowStatus.GRADED, 2), "2": (RowStatus.ERROR, 1)}
+    assert [one.tries for one in read_rows(tmp_path)] == [2, 1]
     assert charged_calls(tmp_path / "nowhere") == 0
 
 
@@ -120,23 +106,6 @@ async def test_an_interrupted_owner_leaves_complete_rows_only(tmp_path: Path) ->
     with pytest.raises(asyncio.CancelledError):
         await interrupted()
     assert len(read_rows(tmp_path)) == 50
-
-
-async def test_a_line_that_is_no_row_is_named_and_nothing_is_thrown_away(tmp_path: Path) -> None:
-    path = tmp_path / "results.jsonl"
-    path.write_text("nonsense\n" + row("1").model_dump_json(by_alias=True) + "\n")
-    before = path.read_bytes()
-    with pytest.raises(ConfigError, match="line 1 is not JSON"):
-        await resume_statuses(tmp_path)
-    assert path.read_bytes() == before
-
-
-async def test_a_row_of_another_version_is_refused_even_as_the_last(tmp_path: Path) -> None:
-    path = tmp_path / "results.jsonl"
-    path.write_text('{"schemaVersion":3,"caseId":"1"}\n')
-    with pytest.raises(ConfigError, match="not a row of this version"):
-        await resume_statuses(tmp_path)
-    assert path.read_text() == '{"schemaVersion":3,"caseId":"1"}\n'
 
 
 async def test_rows_are_for_this_user_alone_unless_the_user_shares_them(tmp_path: Path) -> None:
@@ -185,3 +154,18 @@ async def test_a_disk_that_takes_no_more_is_a_sentence_and_the_rows_before_stay_
         assert path.read_bytes().endswith(b"}\n")
         await results.append(row("3"))
     assert [one.case_id for one in read_rows(tmp_path)] == ["1", "3"]
+
+
+def test_a_large_set_of_keys_knows_what_it_was_given_and_nothing_else() -> None:
+    count = 3 * store._MIN_MERGE_SIZE
+    held = KeyHashSet()
+    assert (len(held), key_hash("a") in held) == (0, False)
+    for number in range(count):
+        held.add(key_hash("case", number))
+        held.add(key_hash("case", 0))
+    assert len(held) == count
+    assert all(key_hash("case", number) in held for number in range(count))
+    assert not any(key_hash("other", number) in held for number in range(1000))
+    # No part can be shifted into the next one, and text that is no Unicode has a hash too.
+    alike = [("a", "b", 1), ("ab", "", 1), ("a", "b1"), ("a", "b", "1"), ("a",), ("half \ud800",), ("half \ud801",)]
+    assert len({key_hash(*parts) for parts in alike}) == 7

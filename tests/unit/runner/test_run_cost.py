@@ -34,13 +34,12 @@ def test_the_configured_price_is_taken_before_the_list() -> None:
     price = TargetPrice(input_per_million=0.15, output_per_million=0.6)
     target = OpenAITarget(provider="openai", model="gpt-4o", price=price)
     found = target_price(target)
-    assert found is not None
-    assert (found.input_per_million, found.output_per_million, found.source) == (
-        Decimal("0.15"),
-        Decimal("0.6"),
-        "configuration",
-    )
+    own = (found.input_per_million, found.output_per_million, found.source)
+    assert own == (Decimal("0.15"), Decimal("0.6"), "configuration")
     assert found.of(TokenUsage(input=2_000_000, output=1_000_000)) == Decimal("0.9")
+    listed = target_price(OpenAITarget(provider="openai", model="gpt-4o"))
+    assert (listed.input_per_million, listed.output_per_million) == (Decimal("2.5"), Decimal(10))
+    assert (listed.source, listed.tiers) == (LISTED, [])
 
 
 @pytest.mark.parametrize(
@@ -53,21 +52,12 @@ def test_the_configured_price_is_taken_before_the_list() -> None:
         (None, None, None),
     ],
 )
-def test_failed_tries_are_free_where_the_vendor_says_so(
+def test_failed_tries_are_free_where_vendors_say_so(
     base_url: str | None, configured: Literal["free", "held"] | None, found: str | None
 ) -> None:
     price = TargetPrice(per_call=0.1, failed_tries=configured)
     known = target_price(OpenAITarget(provider="openai", model="m", base_url=base_url, price=price))
-    assert known is not None
     assert known.failed_tries == found
-
-
-def test_a_known_model_of_a_known_provider_has_the_list_price() -> None:
-    found = target_price(OpenAITarget(provider="openai", model="gpt-4o"))
-    assert found is not None
-    assert (found.input_per_million, found.output_per_million) == (Decimal("2.5"), Decimal(10))
-    assert found.source == LISTED
-    assert found.tiers == []
 
 
 @pytest.mark.parametrize(
@@ -88,30 +78,12 @@ def test_a_hosted_target_costs_what_its_session_does_and_what_a_call_does() -> N
     hosted: dict[str, object] = {"provider": "target", "child_session": {"targets": ["a"]}}
     for price, usd in ((None, 0), ({"per_call": 0.02}, 0.02)):
         found = target_price(TargetTarget.model_validate({**hosted, "price": price}))
-        assert found is not None
         assert found.of_call(None) == usd
     assert target_price(TargetTarget.model_validate({"provider": "target"})) is None
 
 
-def test_a_price_that_rises_with_the_prompt_is_the_least() -> None:
-    found = target_price(AnthropicTarget(provider="anthropic", model="claude-sonnet-4-5"))
-    assert found is not None
-    assert found.tiers
-
-
-def test_tokens_that_the_provider_put_into_its_cache_cost_more() -> None:
-    found = target_price(AnthropicTarget(provider="anthropic", model="claude-haiku-4-5"))
-    assert found is not None
-    price = found.model_copy(update={"input_per_million": Decimal(1), "cache_write_per_million": Decimal("1.25")})
-    usage = TokenUsage(input=1_000_000, cached=0, cache_write=400_000)
-    assert found.cache_write_per_million == found.input_per_million * Decimal("1.25")
-    assert price.of(usage) == Decimal("1.1")
-    assert price.model_copy(update={"cache_write_per_million": None}).of(usage) == Decimal(1)
-
-
 def test_one_call_has_a_cost_where_the_price_of_its_prompt_is_known() -> None:
     found = target_price(AnthropicTarget(provider="anthropic", model="claude-sonnet-4-5"))
-    assert found is not None
     assert found.of_call(TokenUsage(input=200_000, output=1_000)) == 0.615
     # Above the limit of a tier all tokens of the call have its prices, and each kind its own.
     assert found.of_call(TokenUsage(input=200_001, output=1_000)) == 1.222506
@@ -119,14 +91,16 @@ def test_one_call_has_a_cost_where_the_price_of_its_prompt_is_known() -> None:
     assert found.of_call(usage) == 0.84 + 0.06 + 0.375 + 0.12 + 0.0225
     assert found.of_call(None) is None
     assert CHEAP.of_call(TokenUsage(input=1_000_000, output=250_000)) == 2
-
-
-def test_writes_for_an_hour_have_their_own_price_or_none() -> None:
-    found = target_price(AnthropicTarget(provider="anthropic", model="claude-haiku-4-5"))
+    # What was written into the cache, and that for an hour, has a price of its own, or none.
+    haiku = target_price(AnthropicTarget(provider="anthropic", model="claude-haiku-4-5"))
+    assert haiku.cache_write_per_million == haiku.input_per_million * Decimal("1.25")
     usage = TokenUsage(input=1_000_000, cache_write=400_000, cache_write_1h=300_000)
-    assert found is not None
-    assert found.of_call(usage) == 0.6 + 0.125 + 0.6
-    assert found.model_copy(update={"cache_write_1h_per_million": None}).of_call(usage) is None
+    assert haiku.of_call(usage) == 0.6 + 0.125 + 0.6
+    assert haiku.with_fields(cache_write_1h_per_million=None).of_call(usage) is None
+    cached = TokenUsage(input=1_000_000, output=0, cached=400_000, cache_write=100_000)
+    assert CHEAP.of(cached) == 1
+    own = {"cached_input_per_million": Decimal("0.5"), "cache_write_per_million": Decimal("1.25")}
+    assert CHEAP.with_fields(**own).of(cached) == Decimal("0.825")
 
 
 @pytest.mark.parametrize(
@@ -137,29 +111,15 @@ def test_writes_for_an_hour_have_their_own_price_or_none() -> None:
         ({"cached": 400_000, "cache_write": 200_000, "cache_write_1h": 100_000}, "0.235"),
     ],
 )
-def test_what_the_cache_saved_is_what_it_read_cheaper_without_what_writing_cost_more(
-    usage: dict[str, int], saved: str
-) -> None:
+def test_the_cache_saved_what_it_read_cheaper_less_what_writing_cost(usage: dict[str, int], saved: str) -> None:
     found = target_price(AnthropicTarget(provider="anthropic", model="claude-haiku-4-5"))
-    assert found is not None
     assert found.saved(TokenUsage(input=1_000_000, output=5, **usage)) == Decimal(saved)
 
 
-def test_cached_tokens_have_their_own_price_where_there_is_one() -> None:
-    usage = TokenUsage(input=1_000_000, output=0, cached=400_000)
-    assert CHEAP.of(usage) == 1
-    assert CHEAP.model_copy(update={"cached_input_per_million": Decimal("0.5")}).of(usage) == Decimal("0.8")
-
-
 def test_a_configured_price_has_all_kinds_of_tokens() -> None:
-    price = {
-        "input_per_million": 1,
-        "output_per_million": 4,
-        "cached_input_per_million": 0.5,
-        "cache_write_per_million": 2,
-    }
+    price = {"input_per_million": 1, "output_per_million": 4}
+    price |= {"cached_input_per_million": 0.5, "cache_write_per_million": 2}
     found = target_price(MockTarget.model_validate({"provider": "mock", "price": price}))
-    assert found is not None
     assert found.of(TokenUsage(input=1_000_000, output=250_000, cached=400_000, cache_write=100_000)) == Decimal("1.9")
 
 
@@ -216,35 +176,34 @@ def test_a_run_says_what_caches_saved(used: dict[str, int], saved: float, told: 
     assert Bill.of([cached]).cache_saved_usd is None
 
 
-def test_calls_of_unknown_cost_and_of_lost_sessions_make_it_at_least() -> None:
-    some = Bill.of([line("bot", 1, spent_usd=1.0), line("judge", 1, unknown=1)])
-    assert cost_line(some) == "cost ≥ $1.00: bot $1.00, judge unknown"
-    assert cost_line(Bill.of([line("bot", 1, spent_usd=1.0)], is_complete=False)) == "cost ≥ $1.00: bot $1.00"
+SPENT = line("bot", 1, spent_usd=1.0)
 
 
-def test_where_no_price_is_known_no_cost_is_told() -> None:
-    assert cost_line(Bill.of([line("bot", 1, unknown=1)])) is None
-    assert cost_line(None) is None
+@pytest.mark.parametrize(
+    ("bill", "told"),
+    [
+        (
+            Bill.of([line("bot", 1, spent_usd=1.0), line("judge", 1, unknown=1)]),
+            "cost ≥ $1.00: bot $1.00, judge unknown",
+        ),
+        (Bill.of([line("bot", 1, spent_usd=1.0)], is_complete=False), "cost ≥ $1.00: bot $1.00"),
+        (Bill.of([line("bot", 1, unknown=1)]), None),
+        (None, None),
+    ],
+)
+def test_a_cost_that_is_not_all_known_is_told_as_the_least(bill: Bill | None, told: str | None) -> None:
+    assert cost_line(bill) == told
 
 
 def test_requests_are_told_where_they_are_not_the_calls() -> None:
     assert tries_line(Bill.of([line("bot", 3)])) is None
-    once = line("bot", 3, tries=5).with_fields(unproven_tries=2)
-    said = tries_line(Bill.of([once]))
-    assert said is not None
+    said = tries_line(Bill.of([line("bot", 3, tries=5).with_fields(unproven_tries=2)]))
     assert said.startswith("provider requests 5 for 3 calls; 2 ")
 
 
 @pytest.mark.parametrize(
     ("usd", "shown"),
-    [
-        (None, "-"),
-        (0.0, "$0.00"),
-        (0.00123, "$0.0012"),
-        (0.5, "$0.5000"),
-        (2.5e-7, "$0.00000025"),
-        (1234.5, "$1,234.50"),
-    ],
+    [(None, "-"), (0.0, "$0.00"), (0.00123, "$0.0012"), (2.5e-7, "$0.00000025"), (1234.5, "$1,234.50")],
 )
 def test_an_amount_is_shown_as_precisely_as_it_takes(usd: float | None, shown: str) -> None:
     assert dollars(usd) == shown

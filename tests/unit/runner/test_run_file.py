@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from quintain.contracts.invoke import TokenUsage
 from quintain.errors import ConfigError
-from quintain_runner.report.run_file import EvaluationIdentity, open_run, write_run
+from quintain_runner.report.run_file import EvaluationIdentity, open_run, revision_of, write_run
 from quintain_runner.report.summary import ColumnTotals, RunSummary, RunTotals
 from quintain_runner.spec.evaluation import load_evaluation
+from support.command_line import clean_environment
 from support.evaluations import EXACT, cases, write_evaluation
 
 COUNTS: dict[str, object] = {
@@ -30,7 +32,6 @@ SUMMARY = RunSummary(
 
 def identity(folder: Path, *, dataset: str = "d" * 64, **settings: object) -> EvaluationIdentity:
     graders = settings.pop("graders", [EXACT])
-    assert isinstance(graders, list)
     return EvaluationIdentity.of(load_evaluation(write_evaluation(folder, cases(1), graders, **settings)), dataset)
 
 
@@ -38,9 +39,7 @@ def write(folder: Path, *, ended: bool = True, **settings: object) -> dict[str, 
     identity(folder, **settings)
     record = open_run(folder, load_evaluation(folder / "eval.yaml"), ["bot"], "d" * 64)
     write_run(folder, record.with_summary(SUMMARY), ended=ended)
-    content = json.loads((folder / "run.json").read_text())
-    assert isinstance(content, dict)
-    return content
+    return json.loads((folder / "run.json").read_text())
 
 
 def test_it_holds_the_configuration_the_versions_and_the_totals(tmp_path: Path) -> None:
@@ -74,17 +73,13 @@ def test_it_holds_the_configuration_the_versions_and_the_totals(tmp_path: Path) 
     }
     assert content["targets"] == {"bot": json.loads(BOT.to_wire())}
     assert content["exitCode"] == 1
-    assert set(content["versions"]) == {"quintain", "python", "platform"}  # type: ignore[call-overload]
+    assert set(content["versions"]) == {"quintain", "python", "platform"}
     assert content.keys() >= {"revision", "sessionId", "calls", "cards", "statistics", "bill"}
-
-
-def test_a_run_under_way_has_neither_an_end_nor_an_exit_code(tmp_path: Path) -> None:
-    content = write(tmp_path, ended=False)
-    assert (content["endedAt"], content["exitCode"]) == (None, None)
 
 
 def test_a_run_taken_up_again_keeps_when_it_was_first_started(tmp_path: Path) -> None:
     first = write(tmp_path, ended=False)
+    assert (first["endedAt"], first["exitCode"]) == (None, None)
     second = write(tmp_path, max_calls=100, threshold=0.1)
     assert second["startedAt"] == first["startedAt"]
     assert second["endedAt"] is not None
@@ -103,9 +98,6 @@ def test_rows_that_belong_to_nobody_knows_what_are_not_added_to(tmp_path: Path) 
     (tmp_path / "results.jsonl").write_text("{}\n")
     with pytest.raises(ConfigError, match=r"holds results but no run\.json"):
         write(tmp_path)
-
-
-def test_a_record_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text("{")
     with pytest.raises(ConfigError, match=r"run\.json: cannot be read"):
         write(tmp_path)
@@ -117,3 +109,26 @@ def test_a_key_that_somebody_wrote_into_the_evaluation_does_not_go_into_the_reco
     write(tmp_path, graders=graders)
     assert key in (tmp_path / "eval.yaml").read_text()
     assert key not in (tmp_path / "run.json").read_text()
+
+
+def git(folder: Path, *words: str) -> str:
+    env = {**clean_environment(), "GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_SYSTEM": "/dev/null"}
+    who = ("-c", "user.name=a", "-c", "user.email=a@example.org")
+    done = subprocess.run(["git", *who, *words], cwd=folder, env=env, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def test_the_revision_is_the_commit_and_whether_tracked_files_differ_and_none_before_the_first(tmp_path: Path) -> None:
+    assert revision_of(tmp_path) is None
+    git(tmp_path, "init", "-q")
+    assert revision_of(tmp_path) is None
+    (tmp_path / "eval.yaml").write_text("one\n")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-q", "-m", "first")
+    commit = git(tmp_path, "rev-parse", "HEAD")
+    (tmp_path / "results.jsonl").write_text("nobody tracks this\n")
+    found = revision_of(tmp_path)
+    assert found.model_dump() == {"commit": commit, "dirty": False}
+    (tmp_path / "eval.yaml").write_text("two\n")
+    changed = revision_of(tmp_path)
+    assert (changed.commit, changed.dirty) == (commit, True)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 
 import pytest
 
@@ -55,35 +54,21 @@ class ParentClient(FakeClient):
         return await self.get_info()
 
 
-def run_sessions(folder: Path, stored: Client) -> RunSessions:
-    """The sessions of a command in a folder with the token of this session."""
-    token = SessionToken.mint().text
-    (folder / "session-token").write_text(f"{token} 0 0 0\n")
-
-    @contextlib.asynccontextmanager
-    async def connect_fake(session_token: str) -> AsyncIterator[Client]:
-        yield stored if session_token == token else ParentClient()
-
-    return sessions_of(folder, connect_fake, SessionToken.mint().text, max_calls=1000, is_explicit=True)
-
-
 def sessions_of(
     folder: Path,
     connect_session: Callable[[str], AbstractAsyncContextManager[Client]],
     parent_token: str,
     *,
     max_calls: int,
-    is_explicit: bool,
+    is_explicit: bool = True,
     admin: Admin | None = None,
-    options: Mapping[str, object] = MappingProxyType({}),
+    **options: object,
 ) -> RunSessions:
     """The sessions of a command with these options, without an admin token unless there is an ``admin``."""
-
     evaluation = load_evaluation(write_evaluation(folder, cases(1), [EXACT]))
+    options |= {"max_calls": max_calls if is_explicit else None}
     run = RunSettings(
-        options=RunOptions(
-            path=evaluation.path, output=folder, max_calls=max_calls if is_explicit else None, **options
-        ),
+        options=RunOptions(path=evaluation.path, output=folder, **options),
         settings=read_settings({}),
         env={},
         evaluation=evaluation,
@@ -102,14 +87,21 @@ def sessions_of(
     return RunSessions(run, backend)
 
 
-@pytest.mark.parametrize("refusal", [BadRequest, BudgetUnavailable, InternalFault, GatewayUnavailable])
-async def test_a_session_whose_children_cannot_be_closed_is_taken_up(
+@pytest.mark.parametrize("refusal", [BadRequest, BudgetUnavailable, InternalFault, GatewayUnavailable, Unauthorized])
+async def test_a_session_is_taken_up_and_one_that_ended_is_replaced(
     tmp_path: Path, refusal: type[QuintainError]
 ) -> None:
-    stored = StoredClient(refusal("refused"))
-    async with run_sessions(tmp_path, stored) as sessions:
-        session = await sessions.open(is_changed=False, most_calls=3)
-        assert session.client is stored
+    stored, token = StoredClient(refusal("refused")), SessionToken.mint().text
+    (tmp_path / "session-token").write_text(f"{token} 0 0 0\n")
+
+    @contextlib.asynccontextmanager
+    async def connect_fake(session_token: str) -> AsyncIterator[Client]:
+        yield stored if session_token == token else ParentClient()
+
+    async with sessions_of(tmp_path, connect_fake, SessionToken.mint().text, max_calls=1000) as sessions:
+        session = await sessions.open(is_changed=False, most_calls=0 if refusal is Unauthorized else 3)
+        assert (session.client is stored) == (refusal is not Unauthorized)
+        assert refusal is not Unauthorized or session.session_id is None
 
 
 async def test_a_resumed_run_has_the_share_that_its_command_says(tmp_path: Path) -> None:
@@ -118,9 +110,7 @@ async def test_a_resumed_run_has_the_share_that_its_command_says(tmp_path: Path)
         join = partial(connect, "memory://", memory=fleet.running.memory)
 
         def sessions(admin: Admin | None = None, **share: object) -> RunSessions:
-            return sessions_of(
-                tmp_path, join, parent.token, max_calls=2, is_explicit=True, admin=admin, options=dict(share)
-            )
+            return sessions_of(tmp_path, join, parent.token, max_calls=2, admin=admin, **share)
 
         async with sessions(weight=5) as run:
             plan = await run.open(is_changed=False, most_calls=2)
@@ -135,14 +125,6 @@ async def test_a_resumed_run_has_the_share_that_its_command_says(tmp_path: Path)
             plan = await run.open(is_changed=False, most_calls=2)
             info = await plan.client.get_info()
             assert (info.weight, info.priority) == (7, Priority.BATCH)
-
-
-async def test_a_session_that_ended_meanwhile_is_replaced(tmp_path: Path) -> None:
-    stored = StoredClient(Unauthorized("closed"))
-    async with run_sessions(tmp_path, stored) as sessions:
-        session = await sessions.open(is_changed=False, most_calls=0)
-        assert session.client is not stored
-        assert session.session_id is None
 
 
 @pytest.mark.parametrize("is_explicit", [False, True])
@@ -180,16 +162,8 @@ async def test_a_limit_in_money_is_that_of_the_plan_until_a_command_changes_it_o
 
         async def limits(usd: float | str | None, calls: int, *, is_closed: bool = False) -> float | None:
             """The limit of the session of a command with this one, which makes so many calls."""
-            run = sessions_of(
-                tmp_path,
-                partial(connect, "memory://", memory=fleet.running.memory),
-                "",
-                max_calls=100,
-                is_explicit=True,
-                admin=admin,
-                options={"max_cost_usd": usd},
-            )
-            async with run as sessions:
+            join = partial(connect, "memory://", memory=fleet.running.memory)
+            async with sessions_of(tmp_path, join, "", max_calls=100, admin=admin, max_cost_usd=usd) as sessions:
                 plan = await sessions.open(is_changed=False, most_calls=50)
                 await plan.client.invoke_batch(["q"] * calls)
                 info = await plan.client.get_info()
@@ -218,8 +192,7 @@ async def test_a_command_that_is_killed_may_have_spent_its_limit(tmp_path: Path)
 
         def sessions(usd: float) -> RunSessions:
             join = partial(connect, "memory://", memory=fleet.running.memory)
-            options = {"max_cost_usd": usd}
-            return sessions_of(tmp_path, join, "", max_calls=9, is_explicit=True, admin=admin, options=options)
+            return sessions_of(tmp_path, join, "", max_calls=9, admin=admin, max_cost_usd=usd)
 
         for usd in (1, 3):
             async with sessions(usd) as run:

@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from quintain.contracts.invoke import TokenUsage
 from quintain.contracts.session import AGENTS, UsageLine
 from quintain_runner.report.progress import ProgressState
 from quintain_runner.report.summary import ExitCode, RunSummary, RunTotals, exit_line, summarize, unaccounted_calls_note
 from quintain_runner.results.bill import Bill
 from quintain_runner.results.counts import ResumeState
-from quintain_runner.results.row import GraderRow, Row, RowError, RowStatus
-from support.results_folder import MADE_OF
+from quintain_runner.results.row import Row
+from support.results_folder import errored_row, graded_row
 
 GOOD = RunTotals(cases=4, trials=4, graded=4, passed=3, mean_score=0.75, calls=8, max_calls=100)
 PASSED = RunSummary(
@@ -24,26 +23,7 @@ COMMAND = "quintain run eval.yaml"
 
 
 def row(case_id: str, score: float, *, target: str = "bot") -> Row:
-    graders = {"g": GraderRow(score=score, passed=score >= 0.5)}
-    usage = TokenUsage(input=10, output=1)
-    return Row(
-        fingerprints=MADE_OF,
-        case_id=case_id,
-        target=target,
-        repeat=1,
-        status=RowStatus.GRADED,
-        score=score,
-        graders=graders,
-        calls=2,
-        token_usage=usage,
-    )
-
-
-def errored(case_id: str) -> Row:
-    error = RowError(code="provider_error", error="it failed")
-    return Row(
-        fingerprints=MADE_OF, case_id=case_id, target="bot", repeat=1, status=RowStatus.ERROR, error=error, calls=1
-    )
+    return graded_row(case_id, score, target=target).with_fields(calls=2)
 
 
 def resume_state(*rows: Row) -> ResumeState:
@@ -59,7 +39,7 @@ def with_totals(summary: RunSummary, **changes: int | float | None) -> RunSummar
 
 def test_rows_are_counted_per_target_and_the_ledger_has_the_last_word_on_calls() -> None:
     board = ProgressState(["bot", "other"], cases=3, repeats=1, resume_state=ResumeState())
-    for one in (row("1", 1.0), row("2", 0.0), errored("3"), row("1", 0.5, target="other")):
+    for one in (row("1", 1.0), row("2", 0.0), errored_row("3"), row("1", 0.5, target="other")):
         board.add_row(one)
     board.budget.update(12, 50)
     summary = summarize(board, threshold=None, is_budget_spent=False, results=Path("r"))
@@ -72,18 +52,16 @@ def test_rows_are_counted_per_target_and_the_ledger_has_the_last_word_on_calls()
 
 
 def test_a_row_that_supersedes_an_errored_one_takes_its_place_in_the_counts() -> None:
-    kept = resume_state(errored("1"))
+    kept = resume_state(errored_row("1"))
     board = ProgressState(["bot"], cases=1, repeats=1, resume_state=kept)
     assert (board.tallies["bot"].errors, board.done) == (1, 1)
-    board.add_row(row("1", 1.0), errored("1"))
+    board.add_row(row("1", 1.0), errored_row("1"))
     tally = board.tallies["bot"]
     assert (tally.errors, tally.graded, tally.calls, board.done) == (0, 1, 2, 1)
     assert board.calls_in_rows == 2
-
-
-def test_kept_rows_of_targets_and_repeats_that_are_not_asked_are_counted_for_what_they_spent_alone() -> None:
-    again = row("1", 1.0).model_copy(update={"repeat": 2})
-    board = ProgressState(["bot"], cases=1, repeats=1, resume_state=resume_state(again, row("1", 1.0, target="other")))
+    # Kept rows of targets and repeats that are not asked count for what they spent alone.
+    others = resume_state(row("1", 1.0).with_fields(repeat=2), row("1", 1.0, target="other"))
+    board = ProgressState(["bot"], cases=1, repeats=1, resume_state=others)
     assert (board.done, board.calls_in_rows) == (0, 4)
 
 
@@ -95,10 +73,7 @@ def test_calls_of_rows_count_before_the_ledger_is_read_again() -> None:
     assert board.calls == 4
     board.budget.update(5, 50)
     assert board.calls == 5
-
-
-def test_a_row_whose_call_was_made_before_it_was_killed_is_not_counted_twice() -> None:
-    """The ledger counts the calls of the killed command; the rows of this one are made of the same calls."""
+    # The ledger counts the calls of a killed command; the rows of the next one are made of the same calls.
     board = ProgressState(["bot"], cases=3, repeats=1, resume_state=resume_state(row("1", 1.0)))
     board.budget.update(4, 50)
     board.add_row(row("2", 1.0))
@@ -161,9 +136,6 @@ def test_the_exit_code_is_the_first_that_holds(summary: RunSummary, code: ExitCo
 def test_the_last_line_says_the_exit_code_why_and_what_to_do_next(summary: RunSummary, said: list[str]) -> None:
     line = exit_line(summary, COMMAND)
     assert [words for words in said if words not in line] == []
-
-
-def test_the_next_command_has_one_budget() -> None:
     parked = replace(with_totals(PASSED, calls=30, max_calls=30, calls_left=7), is_budget_spent=True)
     assert exit_line(parked, f"{COMMAND} --max-calls 30 --json").endswith(f"{COMMAND} --json --max-calls 37")
 

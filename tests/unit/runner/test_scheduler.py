@@ -1,4 +1,4 @@
-"""When a target is parked because its endpoint seems dead: by faults, in a row and by share, and in a whole run."""
+"""When a trial begins: a target that seems dead is parked, and one that may have changed is tried first."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from rich.console import Console
 from quintain.contracts.invoke import InvokeRequest
 from quintain.errors import FAULTS, Fault, ProviderError, ProviderFailed, Rejected, TargetUnavailable, TimedOut
 from quintain_runner.engine.run_settings import ErrorPolicy
-from quintain_runner.engine.scheduler import ErrorLimit
+from quintain_runner.engine.scheduler import ErrorLimit, StartGate
 from quintain_runner.report.progress_display import Lines
 from quintain_runner.report.report_files import render_markdown
 from quintain_runner.report.run_report import read_report
 from quintain_runner.report.summary import ExitCode, ParkedTarget, exit_line, parked_target_notes
 from quintain_runner.results.row import RowStatus
-from support.evaluations import EXACT, EvaluationFolder, cases, write_evaluation, write_script
+from support.evaluations import EXACT, EvaluationFolder, cases, write_evaluation
 from support.fake_client import FakeClient, echo
 
 REFUSED = "openai refused the credentials, the model or the quota (ModelHTTPError, HTTP 401)"
@@ -75,7 +75,7 @@ def parked_at(endings: str, policy: ErrorPolicy) -> int | None:
         ("E" * 500, 0, None),
     ],
 )
-def test_a_target_is_parked_by_errors_in_a_row_or_by_their_share(
+def test_a_target_is_parked_by_errors_in_a_row_or_their_share(
     endings: str, max_errors: int, parked: int | None
 ) -> None:
     assert parked_at(endings, ErrorPolicy(max_errors=max_errors)) == parked
@@ -103,13 +103,17 @@ def test_each_target_is_counted_by_itself() -> None:
     assert (limit.may_begin("bot"), limit.may_begin("other")) == (False, True)
     reason = ParkedTarget(reason="2 errors in a row", code="target_unavailable", error=REFUSED)
     assert limit.parked_targets == {"bot": reason}
-
-
-def test_what_was_under_way_when_a_target_was_parked_changes_nothing_of_the_reason() -> None:
-    limit = ErrorLimit(ErrorPolicy(max_errors=1))
-    for fault in (TargetUnavailable(REFUSED), None, ProviderFailed("later", charged=True)):
+    # A refused credential parks its target at the first, unless nothing is to be parked.
+    refused = TargetUnavailable(REFUSED)
+    refused.provider_error = ProviderError(status=401)
+    for most, is_parked in ((20, True), (0, False)):
+        limit_of_one = ErrorLimit(ErrorPolicy(max_errors=most))
+        limit_of_one.record("bot", refused)
+        assert (list(limit_of_one.parked_targets) == ["bot"]) is is_parked
+    # What was under way then changes nothing of the reason.
+    for fault in (None, ProviderFailed("later", charged=True)):
         limit.record("bot", fault)
-    assert limit.parked_targets["bot"].error == REFUSED
+    assert limit.parked_targets == {"bot": reason}
 
 
 @pytest.mark.parametrize("max_errors", [0, 20])
@@ -140,60 +144,22 @@ def prepared(folder: Path, count: int, client: FakeClient, *targets: str) -> Eva
 
 
 async def test_a_dead_endpoint_is_asked_no_further_and_the_same_command_asks_the_rest(tmp_path: Path) -> None:
-    folder = prepared(tmp_path, 500, refusing("bot"))
+    folder = prepared(tmp_path, 100, refusing("bot"), "bot", "other")
+    screen = io.StringIO()
+    folder.progress = Lines(Console(file=screen, width=200))
     parked = await folder.run()
-    asked = len(folder.client.requests)
+    asked = sum(request.target == "bot" for request in folder.client.requests)
     assert 20 <= asked <= 20 + folder.concurrency
-    assert (parked.exit_code, parked.total.errors, parked.total.waiting) == (ExitCode.ERRORS, asked, 500 - asked)
-    assert {row.status for row in folder.rows()} == {RowStatus.ERROR}
-    assert len(folder.rows()) == asked
+    assert (parked.exit_code, parked.total.errors, parked.total.waiting) == (ExitCode.ERRORS, asked, 100 - asked)
+    assert (list(parked.parked_targets), parked.per_target["other"].passed) == (["bot"], 100)
+    assert {row.status for row in folder.rows() if row.target == "bot"} == {RowStatus.ERROR}
+    assert "errors, parked; other 100/100" in screen.getvalue()
 
     folder.client.answer = echo
     finished = await folder.run()
-    assert (finished.exit_code, finished.total.passed, finished.parked_targets) == (ExitCode.PASSED, 500, {})
-    assert len(folder.client.requests) == asked + 500
+    assert (finished.exit_code, finished.total.passed, finished.parked_targets) == (ExitCode.PASSED, 200, {})
+    assert len(folder.client.requests) == asked + 200
     assert "parkedTargets" not in json.loads((folder.output / "run.json").read_text())
-
-
-async def test_the_other_target_finishes(tmp_path: Path) -> None:
-    screen = io.StringIO()
-    folder = prepared(tmp_path, 100, refusing("bot"), "bot", "other")
-    folder.progress = Lines(Console(file=screen, width=200))
-    summary = await folder.run()
-    assert (summary.per_target["other"].passed, summary.per_target["other"].waiting) == (100, 0)
-    assert summary.per_target["bot"].waiting >= 100 - 20 - folder.concurrency
-    assert (list(summary.parked_targets), summary.exit_code) == (["bot"], ExitCode.ERRORS)
-    assert "errors, parked; other 100/100" in screen.getvalue()
-
-
-@pytest.mark.parametrize(("max_errors", "is_parked"), [(20, True), (0, False)])
-async def test_a_refused_credential_parks_its_target_at_the_first(
-    tmp_path: Path, max_errors: int, is_parked: bool
-) -> None:
-    fault = TargetUnavailable(REFUSED)
-    fault.provider_error = ProviderError(status=401)
-
-    async def answer(_: InvokeRequest) -> str:
-        raise fault
-
-    write_evaluation(tmp_path, cases(30), [EXACT])
-    folder = EvaluationFolder(
-        tmp_path, FakeClient(answer), concurrency=1, error_policy=ErrorPolicy(max_errors=max_errors)
-    )
-    summary = await folder.run()
-    assert (summary.total.errors, list(summary.parked_targets)) == ((1, ["bot"]) if is_parked else (30, []))
-    if is_parked:
-        line = exit_line(summary, COMMAND)
-        assert REFUSED in line
-        assert line.endswith(COMMAND)
-
-
-async def test_graders_that_fail_park_nobody(tmp_path: Path) -> None:
-    argv = write_script(tmp_path, "judge.py", "raise SystemExit('bug')")
-    write_evaluation(tmp_path, cases(6), [{"name": "judge", "command": argv}])
-    folder = EvaluationFolder(tmp_path, FakeClient(), error_policy=ErrorPolicy(max_errors=1, fail_fast=True))
-    summary = await folder.run()
-    assert (summary.total.errors, summary.parked_targets) == (6, {})
 
 
 async def test_the_record_the_report_and_the_last_lines_say_why(tmp_path: Path) -> None:
@@ -212,3 +178,39 @@ async def test_the_record_the_report_and_the_last_lines_say_why(tmp_path: Path) 
         f"{total.errors} erred, and every row so far is kept. When the endpoint works again, the same command goes on: "
         f"{COMMAND}"
     )
+
+
+async def entered(gate: StartGate, count: int) -> int:
+    """How many of so many trials may begin at once."""
+    trials = [asyncio.create_task(gate.enter()) for _ in range(count)]
+    for _ in range(count):
+        await asyncio.sleep(0)
+    begun = sum(trial.done() for trial in trials)
+    for trial in trials:
+        trial.cancel()
+    await asyncio.gather(*trials, return_exceptions=True)
+    return begun
+
+
+async def test_few_trials_begin_before_the_first_has_ended() -> None:
+    gate = StartGate()
+    assert await entered(gate, 9) == 3
+    gate.leave(is_changed=False)
+    assert await entered(gate, 9) == 9
+    assert await entered(StartGate(seconds=0), 9) == 9, "without a known configuration nothing is waited for"
+    slow = StartGate(seconds=0.01)
+    for _ in range(9):
+        await asyncio.wait_for(slow.enter(), 10)
+
+
+async def test_another_configuration_closes_the_gate_again_for_as_long_as_it_takes() -> None:
+    gate = StartGate(seconds=0.01)
+    assert await entered(gate, 1) == 1
+    gate.leave(is_changed=True)
+    assert await entered(gate, 9) == 3
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(gate.enter(), 0.05)
+    gate.leave(is_changed=True)
+    assert await entered(gate, 9) == 1
+    gate.leave(is_changed=False)
+    assert await entered(gate, 9) == 9
