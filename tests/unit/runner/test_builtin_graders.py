@@ -91,16 +91,11 @@ def answered(text: str = "", **fields: Any) -> Result:
         ({"builtin": "json-schema", "schema": {}}, None, "[" * 100_000, False),
     ],
 )
-def test_an_answer_is_compared_by_the_graders_own_options(
+def test_each_grader_has_its_own_options(
     options: dict[str, object], expected: JsonValue, answer: str, *, right: bool
 ) -> None:
     said = verdict(answer, expected, **options)
     assert (said.score, said.passed) == (float(right), right)
-
-
-def test_a_number_that_is_off_is_told_with_how_far() -> None:
-    assert verdict("It is 41.5", 42, builtin="numeric").reason == "41.5 is 0.5 off 42"
-    assert verdict("none", 42, builtin="numeric").reason == "there is no number in the answer"
 
 
 def test_every_breach_of_a_schema_is_a_check_with_its_place_and_without_the_answers_words() -> None:
@@ -117,11 +112,10 @@ def test_every_breach_of_a_schema_is_a_check_with_its_place_and_without_the_answ
 def test_a_row_that_expects_nothing_cannot_be_compared(builtin: str) -> None:
     with pytest.raises(GraderError, match="The row has no expected"):
         verdict("answer", None, builtin=builtin)
-
-
-def test_a_row_that_expects_no_number_is_an_error_and_no_score() -> None:
     with pytest.raises(GraderError, match="expected is not a number"):
         verdict("42", "forty-two", builtin="numeric")
+    assert verdict("It is 41.5", 42, builtin="numeric").reason == "41.5 is 0.5 off 42"
+    assert verdict("none", 42, builtin="numeric").reason == "there is no number in the answer"
 
 
 def test_an_answer_on_which_a_pattern_would_run_for_ever_is_an_error_in_time() -> None:
@@ -131,15 +125,10 @@ def test_an_answer_on_which_a_pattern_would_run_for_ever_is_an_error_in_time() -
     assert time.monotonic() - began < 5
 
 
-def test_an_answer_of_digits_alone_is_read_in_time() -> None:
-    began = time.monotonic()
-    assert not verdict("9" * 1_000_000 + "x", 1, builtin="numeric").passed
-    assert time.monotonic() - began < 5
-
-
 @pytest.mark.parametrize(
     ("options", "answer"),
     [
+        ({"builtin": "numeric"}, "9" * 1_000_000 + "x"),
         ({"builtin": "numeric"}, "1" + "'111" * 250_000 + "x"),
         ({"builtin": "numeric"}, "1,1" * 300_000 + "x"),
         ({"builtin": "numeric"}, "1\u066b" * 300_000 + "x"),
@@ -158,11 +147,6 @@ def test_no_answer_keeps_a_grader_busy(options: dict[str, object], answer: str) 
     assert time.process_time() - began < 5
 
 
-def test_a_schema_may_stand_in_a_file_beside_the_evaluation(tmp_path: Path) -> None:
-    (tmp_path / "answer.json").write_text(json.dumps(SCHEMA))
-    assert verdict('{"city": "a"}', builtin="json-schema", schema="answer.json", folder=tmp_path).passed
-
-
 @pytest.mark.parametrize(
     ("schema", "sentence"),
     [
@@ -174,11 +158,11 @@ def test_a_schema_may_stand_in_a_file_beside_the_evaluation(tmp_path: Path) -> N
         ({"$ref": "https://example.com/schema.json"}, "it is not a JSON schema"),
     ],
 )
-def test_a_schema_that_cannot_be_used_is_refused_before_the_run(
-    tmp_path: Path, schema: JsonValue, sentence: str
-) -> None:
+def test_a_schema_that_cannot_be_used_is_refused(tmp_path: Path, schema: JsonValue, sentence: str) -> None:
     (tmp_path / "broken.json").write_text("{")
     (tmp_path / "half.json").write_text('{"const": "\\ud83d"}')
     (tmp_path / "list.json").write_text("[]")
     with pytest.raises(ConfigError, match=sentence):
         build_comparison(spec(builtin="json-schema", schema=schema), tmp_path)
+    (tmp_path / "answer.json").write_text(json.dumps(SCHEMA))
+    assert verdict('{"city": "a"}', builtin="json-schema", schema="answer.json", folder=tmp_path).passed

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from quintain.contracts.invoke import InvokeRequest
-from quintain_runner.engine.estimate import EstimateInput, estimate_run
+from quintain_runner.engine.estimate import EstimateInput, TokensEstimate, estimate_run
+from quintain_runner.engine.run_settings import RunSettings
 from quintain_runner.plan.trials import estimate_dataset
 from quintain_runner.results.row import RowStatus
 from support.evaluations import EXACT, EvaluationFolder, Json, cases, rows_of, write_evaluation
@@ -19,12 +20,7 @@ TARGETS = ("bot", "judge")
 
 def judged(criterion: str, **options: object) -> Json:
     """A judge of one criterion."""
-    return {
-        "builtin": "llm-judge",
-        "judge_target": "judge",
-        "rubric": [{"id": "is", "text": criterion}],
-        **options,
-    }
+    return {"builtin": "llm-judge", "judge_target": "judge", "rubric": [{"id": "is", "text": criterion}], **options}
 
 
 class World:
@@ -42,14 +38,15 @@ class World:
         score = 0 if "is rude" in (request.system_prompt or "") else 1
         return self.replies.pop(0) if self.replies else json.dumps({"criteria": {"is": {"score": score}}})
 
+    def settings(self, rows: list[Json], graders: list[Json]) -> RunSettings:
+        write_evaluation(self.folder.path, rows, graders)
+        return self.folder.settings()
+
     async def run(self) -> tuple[dict[str, Json], int, int]:
         """The rows by case, and how often the target and the judge were asked."""
-        write_evaluation(self.folder.path, self.rows, self.shared)
-        self.client.requests.clear()
-        await self.folder.run(self.folder.settings())
-        asked = sum(request.target == "bot" for request in self.client.requests)
+        await self.folder.run(self.settings(self.rows, self.shared))
         rows = {str(row["caseId"]): row for row in rows_of(self.folder.output)}
-        return rows, asked, len(self.client.requests) - asked
+        return rows, *self.folder.called(*TARGETS)
 
 
 @pytest.fixture
@@ -59,7 +56,6 @@ def world(tmp_path: Path) -> World:
 
 def graders_of(row: Json) -> Json:
     graders = row["graders"]
-    assert isinstance(graders, dict)
     return {name: one["pass"] for name, one in graders.items()}
 
 
@@ -74,31 +70,23 @@ async def test_each_case_is_graded_by_the_evaluations_graders_and_by_its_own(wor
     assert [row["score"] for row in rows.values()] == [1.0, 1.0, 1.0]
 
 
-async def test_the_most_calls_of_a_run_count_those_of_the_cases_own_graders(world: World) -> None:
-    world.rows[0]["graders"] = [judged("It is kind."), {"all": [judged("It is short."), judged("It is rude.")]}]
-    world.rows[2]["graders"] = [judged("It is kind.")]
-    write_evaluation(world.folder.path, world.rows, [EXACT])
-    settings = world.folder.settings()
-    whole = estimate_dataset(settings.evaluation, settings.dataset, cases=3, targets=1)
-    assert (whole.answers, whole.most) == (3, 3 + 4)
-    one = estimate_dataset(settings.evaluation, settings.dataset, cases=1, targets=1)
-    assert one.most == 1 + 3
+async def test_the_calls_and_tokens_of_a_run_count_those_of_the_cases_own_graders(world: World) -> None:
+    kind, short = judged("It is kind."), judged("It is short, and says all that matters.")
+    world.rows[0]["graders"] = [kind, {"any": [short, judged("It is rude.")]}]
+    world.rows[2]["graders"] = [kind]
+    for cases_, most in ((3, 3 + 4), (1, 1 + 3)):
+        settings = world.settings(world.rows, [EXACT])
+        assert estimate_dataset(settings.evaluation, settings.dataset, cases=cases_, targets=1).most == most
 
+    def tokens(rows: list[Json], graders: list[Json]) -> TokensEstimate:
+        settings = world.settings(rows, graders)
+        plan = EstimateInput(evaluation=settings.evaluation, dataset=settings.dataset, targets=["bot"])
+        return estimate_run(plan).tokens["judge"]
 
-async def test_the_tokens_of_a_run_count_what_the_cases_own_judges_are_shown(world: World) -> None:
-    world.rows[0]["graders"] = [judged("It is kind."), {"any": [judged("It is short, and says all that matters.")]}]
-    write_evaluation(world.folder.path, world.rows, [EXACT])
-    settings = world.folder.settings()
-    inputs = EstimateInput(evaluation=settings.evaluation, dataset=settings.dataset, targets=["bot"])
-    own = estimate_run(inputs).tokens["judge"]
-    world.rows[0]["graders"] = []
-    write_evaluation(
-        world.folder.path, world.rows[:1], [{**judged("It is short, and says all that matters."), "name": "x"}]
-    )
-    settings = world.folder.settings()
-    inputs = EstimateInput(evaluation=settings.evaluation, dataset=settings.dataset, targets=["bot"])
-    shared = estimate_run(inputs).tokens["judge"]
-    assert own.output == 2 * (shared.output or 0)
+    bare = {**world.rows[0], "graders": []}
+    own = tokens([{**bare, "graders": [kind, {"any": [short]}]}], [EXACT])
+    shared = tokens([bare], [{**short, "name": "x"}])
+    assert own.output == 2 * shared.output
     assert own.input == pytest.approx(2 * shared.input, rel=0.05)
 
 
@@ -115,7 +103,7 @@ async def test_a_changed_grader_of_one_case_grades_that_case_again_and_asks_only
     assert (await world.run())[1:] == (0, 3)
 
 
-async def test_the_instructions_of_a_judge_may_stand_in_the_file_and_in_a_case_and_a_cases_are_no_template(
+async def test_a_judges_instructions_may_stand_in_the_file_and_in_a_case_where_they_are_no_template(
     world: World,
 ) -> None:
     world.rows = [{**world.rows[0], "tone": "kind", "expected": ["q0", "Q0"]}]
@@ -125,7 +113,7 @@ async def test_the_instructions_of_a_judge_may_stand_in_the_file_and_in_a_case_a
     world.replies = ['{"pass": true}'] * 2
     rows, *_ = await world.run()
     assert graders_of(rows["case-0"]) == {"shared": True, "own": True}
-    judgements = [request for request in world.client.requests if request.target == "judge"]
+    judgements = [request for request in world.folder.asked if request.target == "judge"]
     assert [str(request.system_prompt).partition("\n")[0] for request in judgements] == [
         "Is it kind?",
         "Is it {{ tone }}?",
@@ -160,5 +148,4 @@ async def test_what_a_judge_of_a_list_said_is_not_asked_again_where_another_of_i
     rows, _, judgements = await world.run()
     assert judgements == 1
     graders = rows["case-0"]["graders"]
-    assert isinstance(graders, dict)
     assert (graders["all"]["pass"], graders["all"]["calls"]) == (True, 3)

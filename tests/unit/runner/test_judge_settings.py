@@ -20,9 +20,7 @@ targets:
 """
 
 
-def test_they_are_the_configured_ones_with_the_values_of_variables_and_without_what_may_be_secret(
-    tmp_path: Path,
-) -> None:
+def test_settings_of_judges_have_the_values_of_variables_and_nothing_that_may_be_secret(tmp_path: Path) -> None:
     (tmp_path / "quintain.yaml").write_text(CONFIG)
     config = load_config(tmp_path / "quintain.yaml")
     found = settings_of(config, {"KEY": "hidden", "MOST": "50"})

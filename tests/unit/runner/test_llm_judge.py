@@ -11,7 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from quintain.contracts.invoke import ChatMessage, InvokeRequest
-from quintain.errors import Expired, Fault, ProviderFailed, Rejected, Throttled, TimedOut
+from quintain.errors import Expired, Fault, ProviderFailed, Rejected, Throttled
 from quintain.graders import Case
 from quintain_runner.engine.trial import TrialOutcome, run_trial
 from quintain_runner.graders import base as retry
@@ -55,57 +55,30 @@ class ScriptedJudge(FakeClient):
 
 
 def test_the_judge_is_shown_the_question_what_is_expected_and_the_answer() -> None:
-    request = judge_request_for()
+    request, other = judge_request_for(), judge_request_for("Paris")
     assert shown_in(request) == {"question": "Capital of Italy?", "expected": "Rome", "output": "Rome"}
-    assert request.system_prompt is not None
     assert request.system_prompt.startswith("Is it right?\n")
     assert (request.target, request.settings) == ("sage", None)
+    # Providers can cache what is the same for all answers.
+    assert (request.system_prompt == other.system_prompt, request.question == other.question) == (True, False)
+    assert request == judge_request_for()
 
 
 async def test_the_templates_of_a_judge_are_filled_with_the_case_and_never_with_the_answer() -> None:
-    spec = JudgeGrader.model_validate(
-        {
-            "name": "judge",
-            "builtin": "llm-judge",
-            "prompt": "p.md",
-            "judge_target": "sage",
-            "rubric": [{"id": "fit", "text": "It is {{ rubric | join }}, at level {{ level + 1 }}."}],
-        }
-    )
+    rubric = [{"id": "fit", "text": "It is {{ rubric | join }}, at level {{ level + 1 }}."}]
+    spec = JudgeGrader.model_validate({**JUDGE.spec.model_dump(exclude_unset=True), "rubric": rubric})
     runner = JudgeGraderRunner(spec, "Is {{ output }} {% if expected %}{{ expected | upper }}{% endif %}?")
-    client = ScriptedJudge('{"criteria": {"fit": {"score": 1}}}')
+    client = ScriptedJudge(*['{"criteria": {"fit": {"score": 1}}}'] * 2)
     outcome = await run_trial(TRIAL, grading_context(client, runner))
     told = client.requests[-1].system_prompt or ""
     assert told.startswith("Is the section output ROME?\n")
     assert "- fit: It is short, at level 3.\n" in told
     (check,) = outcome.row.graders["judge"].checks or ()
     assert check.text == "It is short, at level 3."
-    client = ScriptedJudge('{"criteria": {"fit": {"score": 1}}}')
     own = JudgeGrader.model_validate(spec.model_dump(exclude_unset=True), context={IS_DATA: True})
-    await run_trial(TRIAL, grading_context(client, replace(runner, spec=own)))
+    await run_trial(trial_of(CASE, repeat=2), grading_context(client, replace(runner, spec=own)))
     # What a case has is data.
     assert "- fit: It is {{ rubric | join }}, at level" in (client.requests[-1].system_prompt or "")
-
-
-def test_the_same_answer_is_the_same_request_and_another_one_is_not() -> None:
-    assert judge_request_for() == judge_request_for()
-    assert judge_request_for().question != judge_request_for("Paris").question
-
-
-def test_the_instructions_are_the_same_for_all_answers_and_the_mark_is_told_before_any_of_them() -> None:
-    first, second = judge_request_for(), judge_request_for("Paris")
-    assert first.system_prompt == second.system_prompt
-    for request in (first, second):
-        mark, _, rest = (request.question or "").partition("\n")
-        assert re.fullmatch(r"data-[0-9a-f]{16}", mark)
-        assert f"<{mark} output>" in rest
-
-
-def test_a_provider_is_told_the_verdicts_schema_where_it_is_wanted() -> None:
-    settings = judge_request_for(structured=True).settings
-    assert settings is not None
-    assert settings.response_format is not None
-    assert settings.response_format["type"] == "json_schema"
 
 
 @pytest.mark.parametrize(
@@ -132,10 +105,8 @@ def test_a_verdict_is_one_json_object(reply: str, score: float, *, passed: bool)
         ('```\n{"pass": true}\n```\n```\n{"pass": false}\n```', "2 fenced blocks"),
         ("[true]", "JSON without pass and score"),
         ('{"verdict": "pass"}', "JSON without pass and score"),
-        ('{"pass": "yes"}', "neither true nor false"),
-        ('{"score": 7}', "not from 0 to 1"),
+        ('{"score": 7}', "cannot be used. Its score is not from 0 to 1"),
         ('{"score": 1, "score": 0}', "'score' is given twice"),
-        ('{"pass": true, "passed": false}', "contradict"),
         ('{"score": NaN}', "gave no verdict"),
         ('{"pass": null, "score": null}', "cannot be used"),
         ("[" * 100_000, "gave no verdict"),
@@ -167,24 +138,20 @@ def rubric_verdict(reply: object) -> GraderRow:
         ({"score": 0}, {"score": 1}, 0.25, False),
     ],
 )
-def test_a_rubric_is_a_score_for_each_criterion_in_one_call(
-    right: object, short: object, score: float, *, passed: bool
-) -> None:
+def test_a_rubric_is_a_score_for_each_criterion(right: object, short: object, score: float, *, passed: bool) -> None:
     verdict = rubric_verdict({"criteria": {"right": right, "short": short}})
     assert (verdict.score, verdict.passed) == (pytest.approx(score), passed)
     assert [check.id for check in verdict.checks] == ["right", "short"]
 
 
+ONE = {"score": 1}
+
+
 @pytest.mark.parametrize(
     "criteria",
     [
-        {"right": {"score": 1}},
-        {"right": {"score": 1}, "short": {"score": 1}, "polite": {"score": 1}},
-        {"right": {"score": 1}, "short": {"score": 2}},
-        {"right": {"score": 1}, "short": {"reason": "long"}},
-        {"right": {"score": 1}, "short": 1},
-        [{"id": "right", "score": 1}],
-        None,
+        *({"right": ONE}, {"right": ONE, "short": ONE, "polite": ONE}, [{"id": "right", "score": 1}], None),
+        *({"right": ONE, "short": short} for short in ({"score": 2}, {"reason": "long"}, 1)),
     ],
 )
 def test_a_criterion_that_is_left_out_or_unusable_is_an_error_and_not_0(criteria: object) -> None:
@@ -192,24 +159,23 @@ def test_a_criterion_that_is_left_out_or_unusable_is_an_error_and_not_0(criteria
         rubric_verdict({"criteria": criteria})
 
 
-def test_a_judge_with_a_rubric_needs_no_other_instructions() -> None:
+def test_a_rubric_is_all_that_a_judge_is_told_and_its_schema_where_the_provider_takes_one() -> None:
     spec = JudgeGrader.model_validate({"name": "j", "builtin": "llm-judge", "rubric": RUBRIC, "structured": True})
+    plain = judge_request_for(structured=True).settings.response_format["json_schema"]["schema"]
+    assert plain["required"] == ["score", "pass", "reason"]
     request = build_judge_request(spec, "", CASE, result_of("Rome"), target="sage")
     assert all(f"- {criterion['id']}: {criterion['text']}" in (request.system_prompt or "") for criterion in RUBRIC)
-    assert request.settings is not None
-    schema: Any = request.settings.response_format
-    assert schema["json_schema"]["schema"]["properties"]["criteria"]["required"] == ["right", "short"]
+    schema = request.settings.response_format["json_schema"]["schema"]
+    assert schema["properties"]["criteria"]["required"] == ["right", "short"]
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        {},
         {"rubric": [RUBRIC[0], RUBRIC[0]]},
         {"rubric": [{"id": "a", "text": "x", "weight": 0}]},
         {"rubric": [{"id": "a b", "text": "x"}]},
         {"rubric": [{"id": "a", "text": ""}]},
-        {"prompt": "p.md", "show": ["question"]},
         {"prompt": "p.md", "show": ["messages", "output"]},
         {"prompt": "p.md", "max_show_characters": 0},
     ],
@@ -219,29 +185,27 @@ def test_a_judge_that_could_not_judge_is_refused(options: dict[str, Any]) -> Non
         JudgeGrader.model_validate({"name": "j", "builtin": "llm-judge", **options})
 
 
-async def test_a_judgement_is_one_call_of_the_run_and_counted() -> None:
-    client = ScriptedJudge(PASSES)
-    outcome = await run_trial(TRIAL, grading_context(client, JUDGE))
-    assert outcome.row is not None
-    assert (outcome.row.graders["judge"].reason, outcome.row.graders["judge"].calls) == ("it is Rome", 1)
-    assert (outcome.row.calls, outcome.row.token_usage.input, client.used) == (2, 20, 2)
+@pytest.mark.parametrize("judge_target", ["sage", None])
+async def test_a_judgement_is_one_call_of_the_run_that_the_row_counts_with_its_judge(judge_target: str | None) -> None:
+    runner = replace(JUDGE, spec=JUDGE.spec.model_copy(update={"judge_target": judge_target}))
+    client = ScriptedJudge(Throttled("slow down"), PASSES) if judge_target else ScriptedJudge()
+    context = replace(grading_context(client, runner), settings={"sage": {"temperature": 0.0, "seed": 7}})
+    row = (await run_trial(TRIAL, context)).row
+    if judge_target is None:
+        # Without a target of its own it is the configured one of the judged target.
+        assert client.requests[-1].target == "configured-judge"
+        return
+    verdict = row.graders["judge"]
+    assert (verdict.reason, verdict.calls, verdict.judge.settings) == ("it is Rome", 1, {"temperature": 0.0, "seed": 7})
+    assert (row.status, row.calls, row.token_usage.input, client.used) == (RowStatus.GRADED, 2, 20, 2)
     assert client.children == {}
-
-
-async def test_the_row_says_who_judged_and_with_which_settings() -> None:
-    context = replace(grading_context(ScriptedJudge(PASSES), JUDGE), settings={"sage": {"temperature": 0.0, "seed": 7}})
-    outcome = await run_trial(TRIAL, context)
-    assert outcome.row is not None
-    assert used_in(outcome).settings == {"temperature": 0.0, "seed": 7}
-    elsewhere = await run_trial(TRIAL, grading_context(ScriptedJudge(PASSES), JUDGE))
-    assert used_in(elsewhere).settings is None
+    # After a crash the same judgement is the same call.
+    again = await run_trial(TRIAL, context)
+    assert (again.row, client.used) == (row, 2)
 
 
 def used_in(outcome: TrialOutcome) -> JudgeUsed:
-    assert outcome.row is not None
-    used = outcome.row.graders["judge"].judge
-    assert used is not None
-    return used
+    return outcome.row.graders["judge"].judge
 
 
 @pytest.mark.parametrize("reply", [PASSES, "I like it", "x" * 20_000])
@@ -250,7 +214,6 @@ async def test_the_row_has_the_reply_as_it_was_given_and_how_much_of_it_is_missi
     used = used_in(outcome)
     assert used.reply == reply[:16_000]
     assert used.reply_cut == len(reply) - len(used.reply)
-    assert outcome.row is not None
     bare = outcome.row.without_content().to_line()
     assert [word in bare for word in (b'"reply', b'"request"', b'"sage"')] == [False, False, True]
 
@@ -266,26 +229,23 @@ HISTORY = [ChatMessage(role="system", content="Be terse."), ChatMessage(role="us
 
 
 @pytest.mark.parametrize(
-    "case",
+    ("case", "options"),
     [
-        CASE,
-        Case(id="c1", question="Capital of Italy?", expected={"city": ["Rome"]}, metadata={"level": 2}),
-        Case(id="c1", messages=HISTORY, system_prompt="Be kind.", expected="Rome"),
-        Case(id="c1", turns=["Where is it?", "And its capital?"], expected="Rome"),
+        (CASE, {}),
+        (Case(id="c1", question="Capital?", expected={"city": ["Rome"]}, metadata={"level": 2}), {"not": True}),
+        (
+            Case(id="c1", messages=HISTORY, system_prompt="Be kind.", expected="Rome"),
+            {"show": ["conversation", "output"]},
+        ),
+        (Case(id="c1", turns=["Where?", "And its capital?"], expected="Rome"), {"structured": True}),
     ],
 )
-@pytest.mark.parametrize(
-    "options", [{}, {"not": True}, {"structured": True, "show": ["conversation", "system_prompt", "output"]}]
-)
-async def test_what_the_judge_was_sent_can_be_made_again_from_the_row_and_the_record(
-    case: Case, options: dict[str, object]
-) -> None:
+async def test_what_the_judge_was_sent_can_be_made_again(case: Case, options: dict[str, object]) -> None:
     runner = JudgeGraderRunner(
         JudgeGrader.model_validate(JUDGE.spec.model_dump(exclude_unset=True) | options), JUDGE.prompt
     )
     client = ScriptedJudge(PASSES)
     outcome = await run_trial(trial_of(case), grading_context(client, runner))
-    assert outcome.row is not None
     stored = Row.model_validate_json(outcome.row.to_line())
     recorded = json.loads(json.dumps(recorded_judges([runner])["judge"]))
     assert sent_request(recorded, stored, used_in(outcome)) == client.requests[-1]
@@ -299,8 +259,6 @@ async def test_what_the_judge_was_not_sent_is_not_made(what: str) -> None:
     )
     outcome = await run_trial(TRIAL, grading_context(ScriptedJudge(PASSES), runner))
     row, used, recorded = outcome.row, used_in(outcome), recorded_judges([runner])["judge"]
-    assert row is not None
-    assert isinstance(recorded, dict)
     match what:
         case "prompt":
             recorded = {**recorded, "instructions": "Is it wrong?"}
@@ -317,24 +275,13 @@ async def test_what_the_judge_was_not_sent_is_not_made(what: str) -> None:
     assert sent_request(recorded, row, used) is None
 
 
-async def test_after_a_crash_the_same_judgement_is_the_same_call() -> None:
-    client = ScriptedJudge(PASSES)
-    first = await run_trial(TRIAL, grading_context(client, JUDGE))
-    again = await run_trial(TRIAL, grading_context(client, JUDGE))
-    assert first == again
-    assert client.used == 2
-
-
 async def test_a_reply_that_is_no_verdict_is_an_error_and_the_next_try_asks_anew() -> None:
     client = ScriptedJudge("I like it", PASSES)
     first = await run_trial(TRIAL, grading_context(client, JUDGE))
-    assert first.row is not None
     assert (first.row.status, first.row.score, first.row.calls) == (RowStatus.ERROR, None, 2)
-    assert first.row.error is not None
     assert first.row.error.error.startswith("grader judge: The judge gave no verdict")
     again = trial_of(CASE, previous=first.row, kept=first.row)
     second = await run_trial(again, grading_context(client, JUDGE))
-    assert second.row is not None
     assert (second.row.status, second.row.score) == (RowStatus.GRADED, 1.0)
     assert client.used == 3
 
@@ -342,9 +289,7 @@ async def test_a_reply_that_is_no_verdict_is_an_error_and_the_next_try_asks_anew
 @pytest.mark.parametrize(
     ("fault", "status", "calls"),
     [
-        (ProviderFailed("down", charged=True), RowStatus.IN_DOUBT, 2),
         (ProviderFailed("down"), RowStatus.ERROR, 1),
-        (TimedOut("too slow"), RowStatus.IN_DOUBT, 2),
         (Expired(charge_unknown=True), RowStatus.IN_DOUBT, 2),
         (Rejected("too long"), RowStatus.ERROR, 2),
     ],
@@ -355,20 +300,4 @@ async def test_a_fault_of_the_judge_is_an_error_or_in_doubt_with_its_code_and_it
     monkeypatch.setattr(retry, "MAX_RETRIES", {})
     outcome = await run_trial(TRIAL, grading_context(ScriptedJudge(fault), JUDGE))
     row = outcome.row
-    assert row is not None
-    assert row.error is not None
     assert (row.status, row.error.code, row.calls, row.output) == (status, fault.code, calls, "Rome")
-
-
-async def test_a_judge_without_a_target_of_its_own_is_the_one_of_the_judged_target() -> None:
-    client = ScriptedJudge(PASSES)
-    nobodys = JudgeGraderRunner(JUDGE.spec.model_copy(update={"judge_target": None}), "Is it right?")
-    await run_trial(TRIAL, grading_context(client, nobodys))
-    assert client.requests[-1].target == "configured-judge"
-
-
-async def test_a_throttled_judge_is_asked_again_under_the_same_id() -> None:
-    client = ScriptedJudge(Throttled("slow down"), PASSES)
-    outcome = await run_trial(TRIAL, grading_context(client, JUDGE))
-    assert outcome.row is not None
-    assert (outcome.row.status, outcome.row.calls) == (RowStatus.GRADED, 2)

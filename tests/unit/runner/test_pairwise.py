@@ -72,7 +72,6 @@ def contest(
 
 def statistics_of(folder: EvaluationFolder) -> PairwiseStatistics:
     found = read_run(folder.output).statistics
-    assert found is not None
     return found.pairwise["arena"]
 
 
@@ -102,16 +101,10 @@ async def test_a_row_has_its_comparisons_and_they_change_no_score_without_a_weig
     assert [check.id for check in rows["beta"].graders["arena"].checks] == ["alpha", "gamma"]
     assert sum(row.calls for row in rows.values()) == client.used == summary.total.calls == 3 + 6
     assert summary.exit_code == 0
-
-
-async def test_with_a_weight_the_comparisons_are_part_of_the_score(tmp_path: Path) -> None:
-    folder = contest(tmp_path, Contest(), count=1, weight=1)
-    await folder.run()
-    assert {target: row.score for (_, target), row in current(folder).items()} == {
-        "alpha": 0.5,
-        "beta": 0.25,
-        "gamma": 0.0,
-    }
+    # With a weight they are part of it.
+    await contest(tmp_path, client, count=1, weight=1).run()
+    scores = {target: row.score for (_, target), row in current(folder).items()}
+    assert scores == {"alpha": 0.5, "beta": 0.25, "gamma": 0.0}
 
 
 async def test_a_judge_that_always_says_first_gives_ties_and_a_position_bias(tmp_path: Path) -> None:
@@ -122,14 +115,15 @@ async def test_a_judge_that_always_says_first_gives_ties_and_a_position_bias(tmp
     assert {column.rate.value for column in found.columns.values()} == {0.5}
     assert [column.strength for column in found.columns.values()] == [pytest.approx(0.0)] * 3
     assert (found.position_bias.share, found.position_bias.first, found.position_bias.second) == (1.0, 12, 0)
-
-
-async def test_a_choice_in_one_order_alone_is_a_tie_and_no_bias(tmp_path: Path) -> None:
-    folder = contest(tmp_path, Contest(lambda first, _: "first" if first.startswith("splendid") else "tie"), count=1)
+    # Equal answers are a tie that nobody is asked about.
+    (tmp_path / "equal").mkdir()
+    client = Contest()
+    client.answers = dict.fromkeys(TARGETS, "splendid")
+    folder = contest(tmp_path / "equal", client)
     await folder.run()
     found = statistics_of(folder)
-    assert {(pair.wins, pair.ties, pair.losses) for pair in found.pairs} == {(0, 1, 0)}
-    assert found.position_bias.share == 0
+    assert all((pair.wins, pair.ties, pair.losses) == (0, 4, 0) for pair in found.pairs)
+    assert (client.judged, found.position_bias.pairs, found.position_bias.share) == ([], 0, 0)
 
 
 async def test_the_order_of_the_targets_is_that_of_their_quality(tmp_path: Path) -> None:
@@ -145,15 +139,6 @@ async def test_the_order_of_the_targets_is_that_of_their_quality(tmp_path: Path)
     assert titles[-2:] == ["pairwise: arena", "pairs: arena"]
 
 
-async def test_against_one_target_only_pairs_with_it_are_asked(tmp_path: Path) -> None:
-    client = Contest()
-    folder = contest(tmp_path, client, count=1, against="beta")
-    await folder.run()
-    assert len(client.judged) == 4
-    scores = {target: row.graders["arena"].score for (_, target), row in current(folder).items()}
-    assert scores == {"alpha": 1.0, "beta": 0.5, "gamma": 0.0}
-
-
 async def test_a_rerun_asks_nothing_and_one_more_case_asks_only_its_comparisons(tmp_path: Path) -> None:
     client = Contest()
     folder = contest(tmp_path, client, count=2)
@@ -164,8 +149,17 @@ async def test_a_rerun_asks_nothing_and_one_more_case_asks_only_its_comparisons(
     folder = contest(tmp_path, client, count=3)
     await folder.run()
     assert len(client.requests) == asked + 3 + 6
-    assert folder.plan is not None
     assert folder.plan.calls_left.most == 9
+    # An answer that is asked again is compared again; of the same text each comparison is the same call.
+    client.fingerprints["gamma"] = "another"
+    await folder.run()
+    assert folder.called("gamma", "sage") == (3, 0)
+    assert {row.graders["arena"].score for row in current(folder).values()} == {0.0, 0.5, 1.0}
+    # Against one target only pairs with it are asked.
+    folder = contest(tmp_path, client, count=1, against="beta")
+    await folder.run()
+    scores = {target: row.graders["arena"].score for (_, target), row in current(folder).items()}
+    assert (folder.called("sage"), scores) == ((0,), {"alpha": 1.0, "beta": 0.5, "gamma": 0.0})
 
 
 async def test_a_run_that_is_killed_asks_only_the_comparisons_that_are_missing(tmp_path: Path) -> None:
@@ -218,18 +212,6 @@ async def test_a_failed_vote_is_asked_again_alone(tmp_path: Path) -> None:
     assert sum(row.calls for row in rows.values()) == client.used
 
 
-async def test_an_answer_that_is_asked_again_is_compared_again(tmp_path: Path) -> None:
-    client = Contest()
-    folder = contest(tmp_path, client, count=1)
-    await folder.run()
-    asked = len(client.requests)
-    client.fingerprints["gamma"] = "another"
-    await folder.run()
-    # Its answer is the same text as before: each comparison is the same call.
-    assert [request.target for request in client.requests[asked:]] == ["gamma"]
-    assert {row.graders["arena"].score for row in current(folder).values()} == {0.0, 0.5, 1.0}
-
-
 async def test_a_spent_budget_leaves_the_rows_as_they_are(tmp_path: Path) -> None:
     client = Contest(max_calls=3 + 4)
     folder = contest(tmp_path, client, count=1)
@@ -251,6 +233,8 @@ async def test_the_answers_of_another_run_are_opponents(tmp_path: Path) -> None:
     client = Contest()
     folder = contest(own, client, targets=("alpha", "beta"), against="../base/out/")
     assert "no target alpha" in await problems(folder)
+    said = await problems(contest(own, client, count=7, targets=("beta",), against="../base/out"))
+    assert all(part in said for part in ("3", "case-4")), "it has no such cases"
     folder = contest(own, client, targets=("beta",), against="../base/out/")
     client.answers = {"beta": "splendid"}
     summary = await folder.run()
@@ -262,25 +246,11 @@ async def test_the_answers_of_another_run_are_opponents(tmp_path: Path) -> None:
     assert (row.calls, verdict.calls) == (3, 2)
 
 
-async def test_equal_answers_are_a_tie_that_nobody_is_asked_about(tmp_path: Path) -> None:
-    client = Contest()
-    client.answers = dict.fromkeys(TARGETS, "splendid")
-    folder = contest(tmp_path, client)
-    await folder.run()
-    assert not client.judged
-    found = statistics_of(folder)
-    assert all((pair.wins, pair.ties, pair.losses) == (0, 4, 0) for pair in found.pairs)
-    assert (found.position_bias.pairs, found.position_bias.share) == (0, 0)
-
-
 async def problems(folder: EvaluationFolder, **options: Any) -> str:
-    (folder.path / "quintain.yaml").write_text(
-        json.dumps({"targets": {name: {"provider": "mock"} for name in (*TARGETS, "sage")}})
-    )
-    found = await inspect_evaluation(
-        RunOptions(path=folder.path / "eval.yaml", output=folder.output, **options), read_settings({})
-    )
-    return "\n".join(found.problems)
+    targets = {name: {"provider": "mock"} for name in (*TARGETS, "sage")}
+    (folder.path / "quintain.yaml").write_text(json.dumps({"targets": targets}))
+    options = RunOptions(path=folder.path / "eval.yaml", output=folder.output, **options)
+    return "\n".join((await inspect_evaluation(options, read_settings({}))).problems)
 
 
 @pytest.mark.parametrize(
@@ -293,41 +263,11 @@ async def problems(folder: EvaluationFolder, **options: Any) -> str:
         ("runs/none", TARGETS, "run.json"),
     ],
 )
-async def test_what_cannot_be_compared_is_refused(
+async def test_what_compares_nothing_is_refused(
     tmp_path: Path, against: str, targets: tuple[str, ...], said: str
 ) -> None:
     assert said in await problems(contest(tmp_path, Contest(), against=against, targets=targets))
-
-
-async def test_a_run_without_these_cases_is_refused_with_their_number(tmp_path: Path) -> None:
-    base, own = tmp_path / "base", tmp_path / "own"
-    base.mkdir()
-    own.mkdir()
-    await contest(base, Contest(), count=2).run()
-    said = await problems(contest(own, Contest(), count=5, against="../base/out"))
-    assert "3" in said
-    assert "case-2" in said
-
-
-async def test_rows_without_answers_cannot_be_compared(tmp_path: Path) -> None:
     assert "--no-content" in await problems(contest(tmp_path, Contest()), keeps_content=False)
-
-
-def arena_alone(folder: Path, client: FakeClient, **settings: Any) -> EvaluationFolder:
-    write_evaluation(folder, cases(3), [ARENA], targets=["alpha", "beta"], **settings)
-    return EvaluationFolder(folder, client, targets=("alpha", "beta"))
-
-
-async def test_a_pairwise_grader_alone_scores_rows_by_the_share_of_comparisons_won(tmp_path: Path) -> None:
-    client = Contest(lambda first, second: "tie" if first.endswith("0") else better(first, second))
-    summary = await arena_alone(tmp_path, client, threshold=0.5).run()
-    scores = {key: row.score for key, row in current(EvaluationFolder(tmp_path, client)).items()}
-    assert scores == {
-        **{("case-0", name): 0.5 for name in ("alpha", "beta")},
-        **{(f"case-{n}", name): score for n in (1, 2) for name, score in (("alpha", 1.0), ("beta", 0.0))},
-    }
-    assert (summary.total.graded, summary.total.passed, summary.total.mean_score) == (6, 4, 0.5)
-    assert summary.exit_code == 0
 
 
 async def test_an_answer_whose_opponent_has_none_is_not_compared_yet_and_is_no_failure(tmp_path: Path) -> None:
@@ -340,7 +280,8 @@ async def test_an_answer_whose_opponent_has_none_is_not_compared_yet_and_is_no_f
         return await reply(request)
 
     client.answer = answer
-    folder = arena_alone(tmp_path, client)
+    write_evaluation(tmp_path, cases(3), [ARENA], targets=["alpha", "beta"], threshold=0.5)
+    folder = EvaluationFolder(tmp_path, client, targets=("alpha", "beta"))
     for judged in (4, 4):
         summary = await folder.run()
         assert len(client.judged) == judged
@@ -360,3 +301,7 @@ async def test_an_answer_whose_opponent_has_none_is_not_compared_yet_and_is_no_f
     is_down = False
     summary = await folder.run()
     assert (len(client.judged), summary.total.graded, summary.total.unscored, summary.exit_code) == (6, 6, 0, 0)
+    # Alone the grader scores rows by the share of comparisons won.
+    scores = {(f"case-{n}", name): won for n in range(3) for name, won in (("alpha", 1.0), ("beta", 0.0))}
+    assert {key: row.score for key, row in current(folder).items()} == scores
+    assert (summary.total.passed, summary.total.mean_score) == (3, 0.5)

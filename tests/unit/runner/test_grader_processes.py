@@ -1,19 +1,69 @@
-"""Programs kept warm: lines in, lines out, in order; one that crashes or hangs takes nothing along."""
+"""Real grader processes, one for a case or kept warm: what they read and print, and how they fail."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
-from quintain_runner.graders.subprocesses import GraderCommand, GraderProcessPool
+from quintain.programs.program import MARK_VARIABLE
+from quintain_runner.graders.subprocesses import GraderCommand, GraderProcessPool, run_grader
 from quintain_runner.graders.verdict import GraderError
 from support.evaluations import write_script
+
+
+def command(folder: Path, *argv: str, timeout_seconds: float = 30, env: dict[str, str] | None = None) -> GraderCommand:
+    return GraderCommand(
+        argv=argv, folder=folder, env=env or {"PATH": "/usr/bin:/bin"}, timeout_seconds=timeout_seconds
+    )
+
+
+async def run(folder: Path, source: str, *, timeout_seconds: float = 30, stdin: bytes = b"{}") -> bytes:
+    argv = write_script(folder, "grader.py", source)
+    return await run_grader(command(folder, *argv, timeout_seconds=timeout_seconds), stdin)
+
+
+async def test_a_grader_reads_its_stdin_to_the_end_and_its_stdout_comes_back(tmp_path: Path) -> None:
+    question = json.dumps({"text": "x" * 1_000_000}).encode()
+    printed = await run(tmp_path, "import sys; sys.stdout.write(sys.stdin.read())", stdin=question)
+    assert printed == question
+    assert await run(tmp_path, "print('{}')", stdin=b"x" * 1_000_000) == b"{}\n", "one that never reads it"
+
+
+async def test_a_grader_runs_in_its_folder_with_its_environment_alone(tmp_path: Path) -> None:
+    argv = write_script(tmp_path, "g.py", "import json, os; print(json.dumps([os.getcwd(), dict(os.environ)]))")
+    printed = await run_grader(command(tmp_path, *argv, env={"DOOR": "open"}), b"")
+    folder, env = json.loads(printed)
+    assert Path(folder) == tmp_path
+    assert env.pop(MARK_VARIABLE)
+    assert {name: value for name, value in env.items() if name != "LC_CTYPE"} == {"DOOR": "open"}
+
+
+async def test_a_crash_is_told_with_its_exit_code_and_the_end_of_stderr_tokens_masked(tmp_path: Path) -> None:
+    token = f"qtn_ses_{'a' * 12}_{'b' * 43}_{'c' * 6}"
+    source = (
+        f"import sys; print('{{\"score\": 0}}'); print('x' * 5000, {token!r}, 'the end', file=sys.stderr); sys.exit(3)"
+    )
+    with pytest.raises(GraderError) as error:
+        await run(tmp_path, source)
+    assert error.value.message.startswith("It crashed, exit code 3: xxx")
+    assert error.value.message.endswith("the end")
+    assert len(error.value.message) < 350
+    assert "bbb" not in error.value.message
+    with pytest.raises(GraderError, match=r"killed by signal 9.*wrote nothing on stderr"):
+        await run(tmp_path, "import os; os.kill(os.getpid(), 9)")
+
+
+async def test_python_is_the_runners_own_where_the_path_has_none(tmp_path: Path) -> None:
+    write_script(tmp_path, "g.py", "import sys; print(sys.executable)")
+    printed = await run_grader(command(tmp_path, "python", "g.py", env={"PATH": str(tmp_path)}), b"")
+    assert printed.decode().strip() == sys.executable
+
 
 #: Says who it is, how many lines it has had, and what this one was; misbehaves as it is told to.
 HOST = """
@@ -50,11 +100,7 @@ async def grade_line(process_pool: GraderProcessPool, word: str) -> tuple[int, i
 
 
 def is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
+    return Path(f"/proc/{pid}").exists()
 
 
 async def test_one_process_grades_case_after_case_and_ends_with_the_run(tmp_path: Path) -> None:
@@ -89,9 +135,7 @@ async def test_a_line_of_any_length_is_carried(tmp_path: Path) -> None:
         ("close", "It closed its stdout before it printed a verdict"),
     ],
 )
-async def test_a_process_that_fails_is_replaced_and_takes_no_other_along(
-    tmp_path: Path, word: str, sentence: str
-) -> None:
+async def test_a_process_that_fails_takes_no_other_along(tmp_path: Path, word: str, sentence: str) -> None:
     async with pool(tmp_path) as warm:
         first, other = await asyncio.gather(grade_line(warm, "a"), grade_line(warm, "b"))
         with pytest.raises(GraderError, match=sentence):
