@@ -134,7 +134,7 @@ def test_two_machines(fleet_shell: CommandLine) -> None:
 
 
 def test_real_model_is_checked_without_a_call(shell: CommandLine) -> None:
-    """tests/unit/runner/test_examples.py has the rest; the model providers have tests of their own."""
+    """tests/unit/runner/test_json_schemas.py has the rest; the model providers have tests of their own."""
     copy_tracked(EXAMPLES / "capitals", shell.folder / "capitals")
     (shell.folder / "real-model").mkdir()
     example = Example("real-model", CommandLine(shell.folder / "real-model", shell.env))

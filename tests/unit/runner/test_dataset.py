@@ -1,9 +1,10 @@
-"""The dataset: rows as cases, and every mistake with its line."""
+"""The dataset, a file or what a program prints: rows as cases, a part of them, and every mistake with its line."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,10 @@ import pytest
 from quintain.errors import ConfigError
 from quintain.graders import Case
 from quintain_runner.plan.cases import parse_case
-from quintain_runner.plan.dataset import CaseSource, DatasetStats, check_dataset, read_cases
-from quintain_runner.spec.evaluation import DatasetSpec
+from quintain_runner.plan.dataset import CaseSource, DatasetStats, check_dataset, open_dataset, read_cases
+from quintain_runner.spec.evaluation import DatasetSpec, Evaluation, load_evaluation
+from support.evaluations import EXACT, EvaluationFolder
+from support.fake_client import FakeClient
 
 GOOD = '{"id": "1", "question": "q"}'
 
@@ -45,32 +48,21 @@ def dataset_errors(path: Path, **choice: object) -> list[str]:
 def test_a_row_has_its_own_fields_and_the_others_are_metadata() -> None:
     case = parse_case({"id": "1", "question": "q", "system_prompt": "s", "expected": ["a"], "level": {"n": 3}})
     assert case == Case(id="1", question="q", system_prompt="s", expected=["a"], metadata={"level": {"n": 3}})
-
-
-def test_a_row_may_hold_a_conversation() -> None:
     messages = [
         {"role": "user", "content": "first"},
         {"role": "assistant", "content": "answer"},
         {"role": "user", "content": [{"type": "text", "text": "last"}]},
     ]
-    case = parse_case({"id": "1", "messages": messages})
-    assert [message.role for message in case.messages or []] == ["user", "assistant", "user"]
-    assert case.question_text == "last"
-
-
-def test_a_number_is_an_id() -> None:
-    assert parse_case({"id": 7, "question": "q"}).id == "7"
+    case = parse_case({"id": 7, "messages": messages})
+    assert [message.role for message in case.messages] == ["user", "assistant", "user"]
+    assert (case.id, case.question_text) == ("7", "last")
 
 
 def test_cases_are_streamed_in_order_and_blank_lines_and_a_byte_order_mark_are_passed_over(tmp_path: Path) -> None:
     path = write(tmp_path, b"\xef\xbb\xbf" + GOOD.encode(), "", '{"id": "2", "question": "r"}', "   ")
     assert selected_ids(path) == ["1", "2"]
-
-
-def test_the_check_counts_the_cases_and_hashes_what_it_read(tmp_path: Path) -> None:
-    path = write(tmp_path, GOOD, '{"id": "2", "question": "q"}')
     facts = check(path)
-    assert facts.cases == 2
+    assert (facts.cases, facts.input_characters) == (2, 2)
     assert facts.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
@@ -83,6 +75,10 @@ def test_every_mistake_is_told_with_its_line(tmp_path: Path) -> None:
     assert "it has no id" in told[2]
     assert "give one of question" in told[3]
     assert "the id '1' is used before" in told[4]
+    told = dataset_errors(write(tmp_path, *["nonsense"] * 50))
+    assert (len(told), told[-1]) == (21, "and 30 more")
+    assert "no cases" in dataset_errors(write(tmp_path, ""))[0]
+    assert "relative to the evaluation file" in dataset_errors(tmp_path / "absent.jsonl")[0]
 
 
 @pytest.mark.parametrize(
@@ -107,17 +103,6 @@ def test_a_line_that_is_no_case_is_told_with_the_mend(tmp_path: Path, line: byte
     (told,) = dataset_errors(write(tmp_path, line))
     assert told.startswith("line 1: ")
     assert sentence in told
-
-
-def test_a_flood_of_mistakes_is_told_by_its_first_and_a_number(tmp_path: Path) -> None:
-    told = dataset_errors(write(tmp_path, *["nonsense"] * 50))
-    assert len(told) == 21
-    assert told[-1] == "and 30 more"
-
-
-def test_an_empty_dataset_and_a_missing_one_are_refused(tmp_path: Path) -> None:
-    assert "no cases" in dataset_errors(write(tmp_path, ""))[0]
-    assert "relative to the evaluation file" in dataset_errors(tmp_path / "absent.jsonl")[0]
 
 
 def test_streaming_stops_at_a_line_that_went_bad_since_the_check(tmp_path: Path) -> None:
@@ -155,16 +140,9 @@ def write_numbered(tmp_path: Path, count: int, **fields: list[object]) -> Path:
     ],
 )
 def test_where_selects_rows_by_their_fields(tmp_path: Path, where: dict[str, object], ids: list[str]) -> None:
-    path = write_numbered(
-        tmp_path,
-        8,
-        lang=["en", "de", "fr", "es"],
-        level=[0, 1],
-        hard=[True, False],
-        deep=[{"at": "x"}, {"at": 1}, {}],
-        tags=[["a"], ["a", "b"]],
-        written=["7", "8"],
-    )
+    fields = {"lang": ["en", "de", "fr", "es"], "level": [0, 1], "hard": [True, False], "written": ["7", "8"]}
+    deep: list[object] = [{"at": "x"}, {"at": 1}, {}]
+    path = write_numbered(tmp_path, 8, **fields, deep=deep, tags=[["a"], ["a", "b"]])
     if ids:
         assert selected_ids(path, where=where) == ids
     else:
@@ -181,11 +159,10 @@ def test_a_sample_is_the_same_each_time_keeps_the_order_and_is_another_one_with_
     assert set(selected_ids(path, sample=50)) < set(first)
     # No part of the dataset is preferred.
     assert 25 < len([one for one in first if int(one) < 500]) < 75
-
-
-def test_a_sample_of_more_rows_than_there_are_is_all_of_them(tmp_path: Path) -> None:
-    assert len(selected_ids(write_numbered(tmp_path, 10), sample=11)) == 10
-    assert len(selected_ids(write_numbered(tmp_path, 10), sample=10)) == 10
+    for sample in (1000, 1001):
+        assert len(selected_ids(path, sample=sample)) == 1000
+    choices: list[dict[str, object]] = [{}, {"limit": 5}, {"sample": 5}, {"sample": 5, "seed": 1}]
+    assert len({check(path, **choice).sha256 for choice in choices}) == 4, "another choice is another dataset"
 
 
 def test_limit_takes_the_first_of_the_sample_of_what_where_selects(tmp_path: Path) -> None:
@@ -195,24 +172,11 @@ def test_limit_takes_the_first_of_the_sample_of_what_where_selects(tmp_path: Pat
     assert selected_ids(path, where={"level": 1}, sample=20, limit=5) == sample[:5]
     assert selected_ids(path, limit=3) == ["0", "1", "2"]
     assert selected_ids(path, limit=3, where={"level": 1}) == ["1", "3", "5"]
-
-
-def test_nothing_after_the_limit_is_read(tmp_path: Path) -> None:
-    path = write(tmp_path, GOOD, '{"id": "2", "question": "q"}', "nonsense")
-    assert selected_ids(path, limit=2) == ["1", "2"]
-    assert check(path, limit=2).sha256 == check(write(tmp_path, GOOD, '{"id": "2", "question": "q"}'), limit=2).sha256
-
-
-def test_another_choice_is_another_dataset(tmp_path: Path) -> None:
-    path = write_numbered(tmp_path, 10)
-    hashes = [check(path, **choice).sha256 for choice in ({}, {"limit": 5}, {"sample": 5}, {"sample": 5, "seed": 1})]
-    assert len(set(hashes)) == 4
-
-
-def test_the_check_measures_what_is_asked_and_expected(tmp_path: Path) -> None:
-    rows = [{"id": str(n), "question": "four", "system_prompt": "be", "expected": "yes"} for n in range(10)]
-    facts = check(write(tmp_path, *map(json.dumps, rows)), sample=5)
-    assert (facts.cases, facts.input_characters, facts.expected_characters) == (5, 30, 15)
+    # Nothing after the limit is read.
+    path = write(tmp_path, GOOD, '{"id": "2", "question": "q", "expected": "yes"}', "nonsense")
+    facts = check(path, limit=2)
+    assert (facts.cases, facts.input_characters, facts.expected_characters) == (2, 2, 3)
+    assert facts.sha256 == check(write(tmp_path, *path.read_bytes().splitlines()[:2]), limit=2).sha256
 
 
 def write_csv(tmp_path: Path, text: str) -> Path:
@@ -237,8 +201,10 @@ def test_a_csv_file_has_a_header_row_and_its_other_columns_are_metadata(tmp_path
     ("text", "told"),
     [
         ("question\nq\n", "line 1: the header row names no id; name the columns"),
-        ("id;question\n1;q\n", "line 1: the header row names no id; separate the cells by commas"),
-        ("id\tquestion\n1\tq\n", "line 1: the header row names no id; separate the cells by commas"),
+        *(
+            (f"id{mark}question\n", "line 1: the header row names no id; separate the cells by commas")
+            for mark in ";\t"
+        ),
         ("id,question,question\n1,q,r\n", "line 1: the header row names 'question' twice"),
         ("id,question\n1,q,r\n", "line 2: it has 3 cells, and the header row names 2"),
         ("id,question\n,q\n", "line 2: it has no id"),
@@ -246,8 +212,7 @@ def test_a_csv_file_has_a_header_row_and_its_other_columns_are_metadata(tmp_path
         ("id,question\n1,q\n1,r\n", "line 3: the id '1' is used before"),
         ('id,question\n1,"q\n', "line 2: it is not CSV (unexpected end of data"),
         ('id,question\n1,"q"x\n', "line 2: it is not CSV"),
-        ("id,question\n", "the dataset has no cases"),
-        ("", "the dataset has no cases"),
+        *((text, "the dataset has no cases") for text in ("id,question\n", "")),
     ],
 )
 def test_what_is_wrong_in_a_csv_file_is_told_with_its_line(tmp_path: Path, text: str, told: str) -> None:
@@ -258,3 +223,70 @@ def test_a_csv_file_in_another_encoding_is_told(tmp_path: Path) -> None:
     path = tmp_path / "cases.csv"
     path.write_bytes(b"id,question\n1,q\n2,caf\xe9\n")
     assert "it is not UTF-8" in dataset_errors(path)[0]
+
+
+#: Prints other cases each time it runs.
+PROGRAM = """
+import json, os, pathlib
+runs = pathlib.Path("runs.txt")
+runs.write_text(runs.read_text() + "x" if runs.exists() else "x")
+for n in range(3):
+    case_id = f"{len(runs.read_text())}-{n}"
+    print(json.dumps({"id": case_id, "question": "q", "expected": "q", "env": sorted(os.environ)}))
+"""
+
+
+def evaluation(folder: Path, source: str = PROGRAM, **dataset: object) -> Evaluation:
+    (folder / "cases.py").write_text(source)
+    path = folder / "eval.yaml"
+    given = {"command": [sys.executable, "cases.py"], **dataset}
+    path.write_text(json.dumps({"dataset": given, "graders": [EXACT]}))
+    return load_evaluation(path)
+
+
+def test_a_program_is_run_once_and_its_cases_are_kept(tmp_path: Path) -> None:
+    kept = tmp_path / "out"
+    asked = evaluation(tmp_path, env={"OWN": "1"}, env_from=["LISTED"])
+    env = {"LISTED": "x", "OTHER": "z", "QUINTAIN_ADMIN_TOKEN": "y"}
+    facts = open_dataset(asked, kept, env)
+    cases = list(read_cases(facts.source))
+    assert [case.id for case in cases] == ["1-0", "1-1", "1-2"]
+    assert {"LISTED", "OWN"} < set(cases[0].metadata["env"])
+    assert not {"OTHER", "QUINTAIN_ADMIN_TOKEN"} & set(cases[0].metadata["env"])
+    assert open_dataset(asked, kept, {}) == facts
+    # Another choice runs it no second time.
+    fewer = open_dataset(evaluation(tmp_path, limit=2), kept, {})
+    assert [case.id for case in read_cases(fewer.source)] == ["1-0", "1-1"]
+    assert (tmp_path / "runs.txt").read_text() == "x"
+    asked = evaluation(tmp_path, "print('id,question\\n1,q\\n2,r')", format="csv")
+    facts = open_dataset(asked, tmp_path / "csv", {})
+    assert [case.question for case in read_cases(facts.source)] == ["q", "r"]
+
+
+async def test_a_run_that_is_taken_up_has_the_cases_of_before(tmp_path: Path) -> None:
+    evaluation(tmp_path)
+    folder = EvaluationFolder(tmp_path, FakeClient(max_calls=2))
+    parked = await folder.run()
+    assert (parked.total.cases, parked.total.graded) == (3, 2)
+    folder.client.max_calls = 3
+    ended = await folder.run()
+    assert (ended.total.cases, ended.total.graded) == (3, 3)
+    assert {row.case_id for row in folder.rows()} == {"1-0", "1-1", "1-2"}
+
+
+@pytest.mark.parametrize(
+    ("source", "sentence"),
+    [
+        ("import sys; print('{}'); sys.exit('no database')", r"its command failed, exit code 1: no database"),
+        ("raise SystemExit(3)", r"its command failed, exit code 3, and it wrote nothing on stderr"),
+        ("print('nonsense')", "line 1: it is not JSON"),
+        ("", "the dataset has no cases"),
+    ],
+)
+def test_a_program_that_fails_is_told_and_no_half_dataset_is_kept(tmp_path: Path, source: str, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        open_dataset(evaluation(tmp_path, source), tmp_path / "out", {})
+    assert list((tmp_path / "out").iterdir()) == []
+    missing = evaluation(tmp_path, command=["no-such-program"])
+    with pytest.raises(ConfigError, match="eval.yaml: dataset: its command 'no-such-program' is not on PATH"):
+        open_dataset(missing, tmp_path / "out", {})

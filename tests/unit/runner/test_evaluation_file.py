@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import jsonschema_rs
 import pytest
+import yaml
 
 from quintain.errors import ConfigError
 from quintain_runner.graders.builtin import build_validator
 from quintain_runner.spec.builtin_graders import ExactGrader
-from quintain_runner.spec.evaluation import DatasetSpec, Evaluation, load_evaluation
-from quintain_runner.spec.graders import CommandGrader
+from quintain_runner.spec.evaluation import DatasetSpec, Evaluation, evaluation_schema, load_evaluation
 from quintain_runner.untrusted import compile_pattern, pattern_problem
 
+EVALUATION = jsonschema_rs.validator_for(evaluation_schema())
+#: What the schema for editors cannot know: what stands in two places, what is in a text, what is no YAML.
+SAID_BY_NO_SCHEMA = ("twice", "line 2", "regular expression", "leaves out", "mean it by", "give prompt", "module:name")
 RUBRIC = "{name: a, builtin: llm-judge, rubric: [{id: b, text: x}]}"
 
 WHOLE = """
@@ -50,36 +54,17 @@ def evaluation_errors(tmp_path: Path, text: str) -> list[str]:
 def test_the_protocols_own_example_is_read(tmp_path: Path) -> None:
     evaluation = load(tmp_path, WHOLE)
     judge, same = evaluation.spec.graders
-    assert isinstance(judge, CommandGrader)
-    assert evaluation.spec.targets == ["gpt4o", "local"]
-    assert (evaluation.spec.max_calls, evaluation.spec.repeats, evaluation.spec.threshold) == (20000, 2, 0.8)
-    assert (judge.command, judge.judge_target, judge.target.max_calls, judge.timeout_seconds) == (
-        ["python", "judge.py"],
-        "claude_base",
-        10,
-        30,
-    )
-    assert same == ExactGrader(name="same", builtin="exact")
-
-
-def test_a_graders_target_may_be_true_as_in_agentv(tmp_path: Path) -> None:
-    (judge,) = load(tmp_path, "dataset: c\ngraders: [{name: a, command: [x], target: true}]").spec.graders
-    assert isinstance(judge, CommandGrader)
-    assert (judge.target.max_calls, judge.has_explicit_limit) == (50, False)
-    assert evaluation_errors(tmp_path, "dataset: c\ngraders: [{name: a, command: [x], target: false}]")
-
-
-def test_what_a_grader_leaves_out_has_agentvs_defaults(tmp_path: Path) -> None:
-    (judge,) = load(tmp_path, "dataset: c\ngraders: [{name: a, command: [x]}]").spec.graders
-    assert isinstance(judge, CommandGrader)
-    assert (judge.target.max_calls, judge.timeout_seconds, judge.cwd, judge.batch) == (50, 120, None, None)
-
-
-def test_the_dataset_is_found_beside_the_file_and_the_run_is_named_after_it(tmp_path: Path) -> None:
-    evaluation = load(tmp_path, WHOLE)
     assert evaluation.spec.dataset == DatasetSpec(file="cases.jsonl")
-    assert evaluation.folder == tmp_path
-    assert evaluation.name == "eval"
+    assert (evaluation.folder, evaluation.name, evaluation.spec.targets) == (tmp_path, "eval", ["gpt4o", "local"])
+    assert (evaluation.spec.max_calls, evaluation.spec.repeats, evaluation.spec.threshold) == (20000, 2, 0.8)
+    assert (judge.command, judge.judge_target, judge.timeout_seconds) == (["python", "judge.py"], "claude_base", 30)
+    assert (judge.target.max_calls, judge.has_explicit_limit) == (10, True)
+    assert same == ExactGrader(name="same", builtin="exact")
+    # What a grader leaves out has AgentV's defaults, and its target may be true as there.
+    for graders in ("[{name: a, command: [x]}]", "[{name: a, command: [x], target: true}]"):
+        (judge,) = load(tmp_path, f"dataset: c\ngraders: {graders}").spec.graders
+        assert (judge.target.max_calls, judge.timeout_seconds, judge.cwd, judge.batch) == (50, 120, None, None)
+        assert not judge.has_explicit_limit
 
 
 def test_all_mistakes_are_told_at_once_each_with_its_place_and_the_nearest_known_key(tmp_path: Path) -> None:
@@ -95,80 +80,78 @@ graders:
     target: {max_call: 1}
 """,
     )
+    with pytest.raises(ConfigError, match=r"missing\.yaml: cannot be read"):
+        load_evaluation(tmp_path / "missing.yaml")
     assert "unknown key 'thresold'; did you mean 'threshold'?" in told
     assert "repeats: it must be greater than or equal to 1" in told
     assert "graders[0]: unknown key 'comand'; did you mean 'command'?" in told
     assert "graders[0].target: unknown key 'max_call'; did you mean 'max_calls'?" in told
 
 
-def test_a_key_that_resembles_nothing_gets_the_known_ones(tmp_path: Path) -> None:
-    (told,) = evaluation_errors(tmp_path, WHOLE + "zzz: 1\n")
-    assert told.startswith("unknown key 'zzz'; known: dataset, targets, prompts, max_calls")
+def of_graders(*graders: str) -> str:
+    """An evaluation with these graders."""
+    return f"dataset: c\ngraders: [{', '.join(graders)}]"
+
+
+def of_settings(*settings: str) -> str:
+    """An evaluation with these settings and a grader."""
+    return "\n".join([*settings, "graders: [{name: a, builtin: exact}]"])
 
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("graders: [{name: a, builtin: exact}]", "missing key 'dataset'"),
-        ("dataset: {file: c, command: [d]}\ngraders: [{name: a, builtin: exact}]", "dataset: give one of file"),
-        ("dataset: {limit: 3}\ngraders: [{name: a, builtin: exact}]", "dataset: give one of file"),
-        ("dataset: {file: c, limt: 3}\ngraders: [{name: a, builtin: exact}]", "dataset: unknown key 'limt';"),
-        ("dataset: {file: c, sample: 0}\ngraders: [{name: a, builtin: exact}]", "dataset.sample: it must be greater"),
-        ("dataset: [c]\ngraders: [{name: a, builtin: exact}]", "dataset: it must be a map"),
-        ("dataset: c\ngraders: []", "graders: List should have at least 1 item"),
-        ("dataset: c\ngraders: [{name: a}]", "graders[0]: give one of command"),
-        ("dataset: c\ngraders: [{name: a, builtin: exact, command: [x]}]", "graders[0]: give one of command"),
-        ("dataset: c\ngraders: [{name: a, builtin: same}]", "graders[0].builtin: it must be 'exact', 'contains',"),
-        ("dataset: c\ngraders: [{name: a, command: python judge.py}]", "graders[0].command: it must be a list"),
-        ("dataset: c\ngraders: [{name: a, builtin: exact, pattern: x}]", "graders[0]: unknown key 'pattern'; known:"),
-        ("dataset: c\ngraders: [{name: a, builtin: regex}]", "graders[0]: missing key 'pattern'"),
-        (
-            "dataset: c\ngraders: [{name: a, builtin: regex, pattern: a(b}]",
-            "graders[0]: 'a(b' is not a valid regular expression",
-        ),
-        ("dataset: c\ngraders: [{name: a, builtin: numeric, tolerence: 1}]", "did you mean 'tolerance'?"),
-        ("dataset: c\ngraders: [{name: a, builtin: numeric, take: any}]", "graders[0].take: it must be 'first',"),
-        ("dataset: c\ngraders: [{name: a, builtin: json-schema}]", "graders[0]: missing key 'schema'"),
-        ("dataset: c\ngraders: [{name: a, builtin: json-schema, schema: {}, schem: 1}]", "did you mean 'schema'?"),
-        (
-            "dataset: c\ngraders: [{name: a, builtin: llm-judge}]",
-            "graders[0]: give prompt, a file with the judge's instructions, or rubric",
-        ),
-        ("dataset: c\ngraders: [{name: a, builtin: llm-judge, prompt: p, show: [question]}]", "it leaves out output"),
-        ("dataset: c\ngraders: [{name: a, builtin: llm-judge, prompt: p, show: [outptu]}]", "mean it by 'outptu'"),
-        ("dataset: c\ngraders: [{name: a, function: judges.polite}]", "graders[0].function: write it as module:name"),
-        ("dataset: c\ngraders: [{name: a, command: [x], batch: lines}]", "it must be 'stdin-lines'"),
-        ("dataset: c\ngraders: [exact]", "graders[0]: it must be a map"),
-        ("dataset: c\ngraders: [{name: a, builtin: exact}, {name: a, builtin: exact}]", "named twice: a"),
-        (f"dataset: c\ngraders: [{RUBRIC}, {{name: a · b, builtin: exact}}]", "named twice: a · b"),
-        ("dataset: c\ntargets: [b, b]\ngraders: [{name: a, builtin: exact}]", "targets: named twice: b"),
-        ("dataset: c\nthreshold: 1.5\ngraders: [{name: a, builtin: exact}]", "less than or equal to 1"),
-        ("dataset: c\nmax_calls: -1\ngraders: [{name: a, builtin: exact}]", "greater than or equal to 0"),
-        (
-            "dataset: c\nmax_cost_usd: 0\ngraders: [{name: a, builtin: exact}]",
-            "max_cost_usd: it must be greater than 0",
-        ),
-        ("dataset: c\nmax_cost_usd: .nan\ngraders: [{name: a, builtin: exact}]", "max_cost_usd: it must be"),
-        ("dataset: c\nmax_cost_usd: 1.0e+400\ngraders: [{name: a, builtin: exact}]", "max_cost_usd: it must be"),
-        ("dataset: c\nmax_cost_usd: 25$\ngraders: [{name: a, builtin: exact}]", "max_cost_usd: it must be"),
-        ("dataset: c\nmax_calls: yes\ngraders: [{name: a, builtin: exact}]", "a valid integer"),
-        ("dataset: c\ndataset: d\ngraders: [{name: a, builtin: exact}]", "'dataset' is given twice"),
         ("- a list", "it must be a map"),
+        ("dataset: c\ngraders: [", "line 2"),
+        (WHOLE + "zzz: 1\n", "unknown key 'zzz'; known: dataset, targets, prompts, max_calls"),
+        (of_settings(), "missing key 'dataset'"),
+        (of_settings("dataset: {file: c, command: [d]}"), "dataset: give one of file"),
+        (of_settings("dataset: {limit: 3}"), "dataset: give one of file"),
+        (of_settings("dataset: {file: c, limt: 3}"), "dataset: unknown key 'limt';"),
+        (of_settings("dataset: {file: c, sample: 0}"), "dataset.sample: it must be greater"),
+        (of_settings("dataset: [c]"), "dataset: it must be a map"),
+        (of_settings("dataset: c", "dataset: d"), "'dataset' is given twice"),
+        (of_settings("dataset: c", "repeat: 2"), "did you mean 'repeats'?"),
+        (of_settings("dataset: c", "targets: [b, b]"), "targets: named twice: b"),
+        (of_settings("dataset: c", "threshold: 1.5"), "less than or equal to 1"),
+        (of_settings("dataset: c", "max_calls: -1"), "greater than or equal to 0"),
+        (of_settings("dataset: c", "max_calls: yes"), "a valid integer"),
+        (of_settings("dataset: c", "max_cost_usd: 0"), "max_cost_usd: it must be greater than 0"),
+        *(
+            (of_settings("dataset: c", f"max_cost_usd: {cost}"), "max_cost_usd: it must be")
+            for cost in (".nan", "1.0e+400", "25$")
+        ),
+        (of_graders(), "graders: List should have at least 1 item"),
+        (of_graders("exact"), "graders[0]: it must be a map"),
+        (of_graders("{name: a}"), "graders[0]: give one of command"),
+        (of_graders("{name: a, builtin: exact, command: [x]}"), "graders[0]: give one of command"),
+        (of_graders("{name: a, builtin: same}"), "graders[0].builtin: it must be 'exact', 'contains',"),
+        (of_graders("{name: a, builtin: exact, pattern: x}"), "graders[0]: unknown key 'pattern'; known:"),
+        (of_graders("{name: a, builtin: regex}"), "graders[0]: missing key 'pattern'"),
+        (of_graders("{name: a, builtin: regex, pattern: a(b}"), "graders[0]: 'a(b' is not a valid regular expression"),
+        (of_graders("{name: a, builtin: numeric, tolerence: 1}"), "did you mean 'tolerance'?"),
+        (of_graders("{name: a, builtin: numeric, take: any}"), "graders[0].take: it must be 'first',"),
+        (of_graders("{name: a, builtin: json-schema}"), "graders[0]: missing key 'schema'"),
+        (of_graders("{name: a, builtin: json-schema, schema: {}, schem: 1}"), "did you mean 'schema'?"),
+        (of_graders("{builtin: contains-json, any: []}"), "graders[0]"),
+        (
+            of_graders("{name: a, builtin: llm-judge}"),
+            "graders[0]: give prompt, a file with the judge's",
+        ),
+        (of_graders("{name: a, builtin: llm-judge, prompt: p, show: [question]}"), "it leaves out output"),
+        (of_graders("{name: a, builtin: llm-judge, prompt: p, show: [outptu]}"), "mean it by 'outptu'"),
+        (of_graders("{name: a, function: judges.polite}"), "graders[0].function: write it as module:name"),
+        (of_graders("{name: a, command: python judge.py}"), "graders[0].command: it must be a list"),
+        (of_graders("{name: a, command: [x], batch: lines}"), "it must be 'stdin-lines'"),
+        (of_graders("{name: a, command: [x], target: false}"), "graders[0].target"),
+        (of_graders("{name: a, builtin: exact}", "{name: a, builtin: exact}"), "named twice: a"),
+        (of_graders(RUBRIC, "{name: a · b, builtin: exact}"), "named twice: a · b"),
     ],
 )
 def test_what_cannot_be_used_is_refused_with_a_sentence(tmp_path: Path, text: str, sentence: str) -> None:
     assert any(sentence in told for told in evaluation_errors(tmp_path, text))
-
-
-def test_what_is_not_yaml_is_refused_with_its_line(tmp_path: Path) -> None:
-    (told,) = evaluation_errors(tmp_path, "dataset: c\ngraders: [")
-    assert "line 2" in told
-    assert "not YAML" in told
-
-
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"missing\.yaml: cannot be read"):
-        load_evaluation(tmp_path / "missing.yaml")
+    if not any(part in sentence for part in SAID_BY_NO_SCHEMA):
+        assert not EVALUATION.is_valid(yaml.safe_load(text))
 
 
 @pytest.mark.parametrize(
@@ -183,7 +166,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         ("caf\u00e9[", 5, "["),
     ],
 )
-def test_a_broken_pattern_is_refused_with_the_character_from_which_it_cannot_be_read(
+def test_a_broken_pattern_is_refused_with_the_character_where_it_breaks(
     pattern: str, character: int, rest: str
 ) -> None:
     assert pattern_problem(pattern) == (
@@ -193,12 +176,7 @@ def test_a_broken_pattern_is_refused_with_the_character_from_which_it_cannot_be_
     for ignore_case in (False, True):
         with pytest.raises(ValueError, match=f"from character {character} on"):
             compile_pattern(pattern, ignore_case=ignore_case)
-
-
-def test_a_broken_pattern_in_a_json_schema_is_refused_with_its_place_and_character() -> None:
-    with pytest.raises(ConfigError, match=r"properties\.a\.pattern: 'a\(b' .* from character 2 on \('\(b'\)"):
-        build_validator({"properties": {"a": {"pattern": "a(b"}}}, Path())
-
-
-def test_a_broken_pattern_that_is_long_is_refused_without_a_search_for_the_character() -> None:
+    with pytest.raises(ConfigError, match=rf"properties\.a\.pattern: .* from character {character} on"):
+        build_validator({"properties": {"a": {"pattern": pattern}}}, Path())
+    # In a long one it is not searched for.
     assert pattern_problem("a" * 1000 + "(").endswith("a…' is not a valid regular expression of JSON Schema (ECMA 262)")

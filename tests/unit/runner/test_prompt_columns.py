@@ -18,7 +18,7 @@ from quintain_runner.report.report_files import render_markdown, write_csv, writ
 from quintain_runner.report.run_report import read_report
 from quintain_runner.report.summary import RunSummary
 from quintain_runner.report.tables import run_tables
-from support.evaluations import EXACT, EvaluationFolder, Json, cases, write_evaluation
+from support.evaluations import EXACT, EvaluationFolder, cases, write_evaluation
 from support.fake_client import FakeClient
 
 TARGETS = ("bot", "other")
@@ -45,12 +45,11 @@ class World:
 
     async def run(self, **settings: object) -> RunSummary:
         write_evaluation(self.folder.path, self.rows, [EXACT], prompts=self.prompts, repeats=2, **settings)
-        self.folder.client.requests.clear()
         return await self.folder.run()
 
     @property
     def asked(self) -> Counter[tuple[str | None, str | None]]:
-        return Counter((request.target, request.question) for request in self.folder.client.requests)
+        return Counter((request.target, request.question) for request in self.folder.asked)
 
 
 async def test_a_changed_prompt_asks_only_its_columns_again(tmp_path: Path) -> None:
@@ -76,13 +75,6 @@ async def test_a_changed_prompt_asks_only_its_columns_again(tmp_path: Path) -> N
     del world.prompts[1:]
     summary = await world.run()
     assert (world.asked, list(summary.per_target), summary.total.graded) == ({}, ["bot · plain", "other · plain"], 8)
-
-
-async def test_two_prompts_with_one_text_are_asked_each_for_itself(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    world.brief("{{ question }}")
-    summary = await world.run()
-    assert (sum(world.asked.values()), summary.total.passed) == (16, 16)
 
 
 async def test_each_prompt_and_target_is_a_column_of_every_table(tmp_path: Path) -> None:
@@ -116,30 +108,12 @@ async def test_runs_are_compared_column_by_column(tmp_path: Path) -> None:
     before, after = World(tmp_path / "a"), World(tmp_path / "b")
     await before.run()
     after.brief("{{ question }}")
-    await after.run()
+    # Two prompts with one text are asked each for itself.
+    summary = await after.run()
+    assert (sum(after.asked.values()), summary.total.passed) == (16, 16)
     compared = compare_runs(read_report(before.folder.output), read_report(after.folder.output))
     flipped = {target.after: target.flipped for target in compared.targets}
     assert flipped == dict(zip(COLUMNS, [0, 4, 0, 4], strict=True))
-
-
-async def test_graders_see_the_case_as_it_was_asked_and_its_own_fields(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    world.rows = [{"id": "a", "word": "tree", "expected": "tree"}]
-    world.prompts = [{"name": "plain", "user": "{{ word }}"}]
-    summary = await world.run()
-    assert (summary.total.passed, summary.total.graded) == (4, 4)
-
-
-async def test_the_settings_of_a_case_are_sent_and_a_change_asks_it_again(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    settings: Json = {"temperature": 0.5}
-    world.rows[0]["settings"] = settings
-    await world.run()
-    sent = Counter(request.settings and request.settings.temperature for request in world.folder.client.requests)
-    assert sent == {0.5: 8, None: 8}
-    settings["temperature"] = 0
-    await world.run()
-    assert [request.settings and request.settings.temperature for request in world.folder.client.requests] == [0] * 8
 
 
 async def test_a_parked_target_is_parked_under_every_prompt(tmp_path: Path) -> None:
@@ -152,21 +126,9 @@ async def test_a_parked_target_is_parked_under_every_prompt(tmp_path: Path) -> N
     world.folder.client.answer = broken
     world.folder.error_policy = ErrorPolicy(max_errors=2)
     world.folder.concurrency = 1
-    shown = KeptState()
-    world.folder.progress = shown
+    states: list[ProgressState] = []
+    world.folder.progress = NoProgressDisplay()
+    world.folder.progress.start = states.append
     summary = await world.run()
-    assert list(summary.parked_targets) == ["bot"]
-    assert shown.state is not None
-    assert {name: gauge.is_parked for name, gauge in shown.state.target_gauges.items()} == dict(
-        zip(COLUMNS, [True, True, False, False], strict=True)
-    )
-    assert summary.per_target["other · plain"].passed == 4
-
-
-class KeptState(NoProgressDisplay):
-    """Keeps what a display is given."""
-
-    state: ProgressState | None = None
-
-    def start(self, progress_state: ProgressState) -> None:
-        self.state = progress_state
+    assert (list(summary.parked_targets), summary.per_target["other · plain"].passed) == (["bot"], 4)
+    assert [gauge.is_parked for gauge in states[0].target_gauges.values()] == [True, True, False, False]

@@ -124,10 +124,10 @@ def evaluation(folder: Path, prompts: object, rows: list[Json] | None = None) ->
     return load_evaluation(write_evaluation(folder, rows or cases(2), GRADERS, prompts=prompts))
 
 
-def asked(prompt: Prompt) -> dict[str, object]:
-    changed = prompt.apply(CASE)
-    messages = None if changed.messages is None else [(one.role, one.content) for one in changed.messages]
-    return {"question": changed.question, "messages": messages, "system": changed.system_prompt}
+def asked(prompt: Prompt) -> tuple[object, ...]:
+    """The question, the messages and the system prompt."""
+    case = prompt.apply(CASE)
+    return case.question, case.messages and [(one.role, one.content) for one in case.messages], case.system_prompt
 
 
 def test_prompts_are_texts_mappings_and_files(tmp_path: Path) -> None:
@@ -144,11 +144,11 @@ def test_prompts_are_texts_mappings_and_files(tmp_path: Path) -> None:
     prompts = evaluation(tmp_path, given).prompts
     assert [prompt.name for prompt in prompts] == ["prompt-1", "brief", "chat", "strict", "prompt-5"]
     assert [asked(prompt) for prompt in prompts] == [
-        {"question": "text 7", "messages": None, "system": "own"},
-        {"question": "Briefly: 7", "messages": None, "system": "own"},
-        {"question": None, "messages": [("user", "chat 7")], "system": "own"},
-        {"question": "Where is {{ id }}?", "messages": None, "system": "be strict"},
-        {"question": None, "messages": [("assistant", "Rom")], "system": "Briefly: 7"},
+        ("text 7", None, "own"),
+        ("Briefly: 7", None, "own"),
+        (None, [("user", "chat 7")], "own"),
+        ("Where is {{ id }}?", None, "be strict"),
+        (None, [("assistant", "Rom")], "Briefly: 7"),
     ]
 
 
@@ -184,45 +184,26 @@ def problems(evaluation: Evaluation) -> list[str]:
     return []
 
 
-def test_a_field_that_a_case_lacks_is_an_error_with_the_field_and_the_case(tmp_path: Path) -> None:
-    rows: list[Json] = [
-        {"id": "a", "question": "q", "expected": "q", "lang": "en"},
-        {"id": "b", "question": "q", "expected": "q", "lang": None},
-        {"id": "c", "question": "q", "expected": "q", "lang": "  "},
-    ]
-    (problem, empty) = problems(evaluation(tmp_path, [{"name": "p", "user": "{{ lang }}"}], rows))
-    assert "the prompt p, line 1: 'lang'" in problem
-    assert "ids 'b'" in problem
-    assert "empty message" in empty
-    assert problems(evaluation(tmp_path, [{"name": "p", "user": "{{ question }}"}], rows)) == []
-
-
 def test_every_problem_of_a_template_is_an_error_with_its_file_line_and_cases(tmp_path: Path) -> None:
     (tmp_path / "brief.txt").write_bytes(b"\r\n\r\nBe brief:\r\n{{ topic.name }}{{ 5 / n }}\r\n")
-    rows: list[Json] = [
-        {"id": "a", "question": "q", "expected": "q", "topic": {}, "n": 1},
-        {"id": "b", "question": "q", "expected": "q", "topic": {"name": "x"}, "n": 0},
-        {"id": "c", "question": "q", "expected": "q", "topic": {"name": "x"}, "n": 1},
-    ]
+    topics = {"a": ({}, 1), "b": ({"name": "x"}, 0), "c": ({"name": "x"}, 1)}
+    rows: list[Json] = [{**cases(1)[0], "id": id_, "topic": topic, "n": n} for id_, (topic, n) in topics.items()]
     found = evaluation(tmp_path, ["file://brief.txt"], rows)
     (missing, division) = problems(found)
     assert "the prompt brief (brief.txt), line 4: 'dict object' has no attribute 'name'" in missing
     assert ("ids 'a'" in missing, "ids 'b'" in division) == (True, True)
+    fine: list[object] = [{"name": "p", "user": "{{ question }}"}]
+    assert problems(evaluation(tmp_path, fine, rows)) == []
+    blank = [{**rows[0], "n": "  "}]
+    assert "empty message" in str(problems(evaluation(tmp_path, ["{{ n }}"], blank)))
+    assert problems(evaluation(tmp_path, ["{{ question }}" + "x" * 1024 * 1024])), "no request may be so large"
+    # A case needs a question only where a prompt asks it.
+    bare: list[Json] = [{"id": "a", "city": "Rome", "expected": "Italy"}]
+    assert problems(evaluation(tmp_path, ["Where is {{ city }}?"], bare)) == []
+    (problem,) = problems(evaluation(tmp_path, ["Where is {{ city }}?", {"system": "be brief"}], bare))
+    assert "question" in problem
     case = Case(id="c", question="q", metadata={"topic": {"name": "x"}, "n": 1})
     assert found.prompts[0].apply(case).question == "Be brief:\r\nx5.0"
-
-
-def test_a_case_needs_a_question_only_where_a_prompt_asks_it(tmp_path: Path) -> None:
-    rows: list[Json] = [{"id": "a", "city": "Rome", "expected": "Italy"}]
-    assert problems(evaluation(tmp_path, ["Where is {{ city }}?"], rows)) == []
-    (problem,) = problems(evaluation(tmp_path, ["Where is {{ city }}?", {"system": "be brief"}], rows))
-    assert "question" in problem
-    assert problems(load_evaluation(write_evaluation(tmp_path, rows, GRADERS)))
-
-
-def test_a_request_that_a_prompt_makes_too_large_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "long.txt").write_text("{{ question }}" + "x" * 1024 * 1024)
-    assert problems(evaluation(tmp_path, ["file://long.txt"]))
 
 
 def test_the_settings_of_a_case_are_checked_and_part_of_its_input(tmp_path: Path) -> None:
