@@ -1,10 +1,22 @@
-"""A client of ``quintain view`` without a browser: it exchanges the token of the printed address for a cookie."""
+"""Clients of ``quintain view`` without a browser: of a running server, and of its pages in this process."""
 
 from __future__ import annotations
 
 import http.client
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
 from urllib.parse import urlsplit
+
+import httpx2
+
+from quintain_view.folders import IndexKeeper, RunFolders
+from quintain_view.responses import AccessKeys
+from quintain_view.server import build_app
+
+#: Where the pages in this process are.
+ORIGIN = "http://127.0.0.1:8600"
 
 
 def ask(address: str, method: str, path: str, body: object = None, **headers: str) -> tuple[int, dict[str, str], str]:
@@ -37,3 +49,15 @@ def open_page(address: str, path: str) -> str:
     status, _, text = ask(origin, "GET", path, Cookie=f"{name}={value}")
     assert status == 200, text
     return text
+
+
+@asynccontextmanager
+async def pages_of(runs: Path) -> AsyncIterator[httpx2.AsyncClient]:
+    """A client of the pages of these runs, who may read and write; ``keeper`` is what keeps their indexes."""
+    keys, keeper = AccessKeys(), IndexKeeper()
+    transport = httpx2.ASGITransport(app=build_app(RunFolders([runs]), keys, keeper))
+    headers = {"cookie": f"quintain-view-8600={keys.cookie}", "origin": ORIGIN}
+    async with httpx2.AsyncClient(transport=transport, base_url=ORIGIN, headers=headers) as client:
+        client.keeper = keeper
+        yield client
+    await keeper.close()

@@ -23,16 +23,17 @@ def clusters(*sums: float, rows: float | list[float] = 1.0) -> Clusters:
 
 @pytest.mark.parametrize(
     ("passed", "rows", "low", "high"),
-    [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)],
+    [
+        (81, 263, 0.2553, 0.3662),
+        (15, 148, 0.0624, 0.1605),
+        (0, 20, 0.0, 0.1611),
+        (20, 20, 0.8389, 1.0),
+        (1, 29, 0.0061, 0.1718),
+    ],
 )
 def test_wilsons_interval_is_the_one_of_newcombes_table_1(passed: int, rows: int, low: float, high: float) -> None:
     interval = wilson(passed, rows)
     assert (round(interval.low, 4), round(interval.high, 4)) == (low, high)
-
-
-def test_a_share_of_everything_reaches_one_and_of_nothing_zero() -> None:
-    assert (wilson(12, 12).high, wilson(0, 12).low) == (1.0, 0.0)
-    assert wilson(12, 12).low == pytest.approx(1 - wilson(0, 12).high)
 
 
 def test_repeats_that_are_all_alike_say_no_more_than_one() -> None:
@@ -40,14 +41,6 @@ def test_repeats_that_are_all_alike_say_no_more_than_one() -> None:
     thrice = share_interval(clusters(*[3.0] * 7, *[0.0] * 5, rows=3.0))
     # The variance between twelve cases is known from eleven degrees of freedom: it may count for no fewer than twelve.
     assert (thrice.low, thrice.high) == pytest.approx((once.low, once.high), abs=1e-12)
-
-
-def test_repeats_that_differ_like_independent_samples_count_one_by_one() -> None:
-    random = np.random.default_rng(1)
-    values = random.binomial(4, 0.7, size=4000).astype(float)
-    interval = share_interval(Clusters(values, np.full(4000, 4.0)))
-    strangers = wilson(values.sum(), 16000)
-    assert interval.high - interval.low == pytest.approx(strangers.high - strangers.low, rel=0.05)
 
 
 def test_the_standard_error_is_the_clustered_one_by_hand() -> None:
@@ -71,7 +64,6 @@ SCORES = (1, 1, 0.5, 0, 1, 0.75, 0.25, 1, 1, 0, 0.5, 1, 1, 0.9, 0.1, 1, 0.6, 1, 
 )
 def test_the_bootstrap_is_the_one_of_scipy(measured: Clusters, low: float, high: float) -> None:
     interval = mean_interval(measured)
-    assert interval is not None
     assert interval.method == "bootstrap"
     scale = measured.mean
     assert interval.low / scale == pytest.approx(low / scale, abs=0.015)
@@ -81,26 +73,13 @@ def test_the_bootstrap_is_the_one_of_scipy(measured: Clusters, low: float, high:
 def test_the_same_cases_in_another_order_have_the_same_interval() -> None:
     for values in (SCORES, tuple(np.random.default_rng(3).random(300))):
         forwards, backwards = mean_interval(clusters(*values)), mean_interval(clusters(*values[::-1]))
-        assert forwards is not None
-        assert backwards is not None
         assert (forwards.low, forwards.high) == pytest.approx((backwards.low, backwards.high), abs=1e-12)
-
-
-def test_cases_that_are_alike_are_drawn_together_without_another_result() -> None:
-    random = np.random.default_rng(2)
-    few = random.integers(0, 3, size=2000) / 2
-    together, singly = mean_interval(clusters(*few)), mean_interval(clusters(*(few + random.random(2000) * 1e-6)))
-    assert together is not None
-    assert singly is not None
-    assert (together.low, together.high) == pytest.approx((singly.low, singly.high), abs=2e-3)
 
 
 def test_where_a_bootstrap_would_take_long_the_normal_interval_is_the_same() -> None:
     values = np.random.default_rng(4).random(MAX_DRAWS // MIN_RESAMPLES + 1)
     normal = mean_interval(Clusters(values, np.ones(len(values))))
     drawn = mean_interval(Clusters(values[:-2], np.ones(len(values) - 2)))
-    assert normal is not None
-    assert drawn is not None
     assert (normal.method, drawn.method) == ("normal", "bootstrap")
     assert (normal.low, normal.high) == pytest.approx((drawn.low, drawn.high), abs=1e-3)
 
@@ -108,16 +87,3 @@ def test_where_a_bootstrap_would_take_long_the_normal_interval_is_the_same() -> 
 def test_cases_that_are_all_alike_have_no_interval() -> None:
     assert mean_interval(clusters(1.0, 1.0, 1.0)) is None
     assert mean_interval(clusters(0.5)) is None
-
-
-def test_the_intervals_hold_what_they_measure_as_often_as_they_say() -> None:
-    random, runs, held = np.random.default_rng(5), 120, [0, 0]
-    for _ in range(runs):
-        # Forty cases of unlike difficulty, three repeats each: their rows are far from independent.
-        difficulty = random.beta(2, 1, size=40)
-        passed = Clusters(random.binomial(3, difficulty).astype(float), np.full(40, 3.0))
-        mean = mean_interval(passed)
-        assert mean is not None
-        for number, interval in enumerate((share_interval(passed), mean)):
-            held[number] += interval.low <= 2 / 3 <= interval.high
-    assert all(count / runs >= 0.88 for count in held), held

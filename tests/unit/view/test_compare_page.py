@@ -18,15 +18,14 @@ from support.results_folder import errored_row, graded_row, write_results
 BOTH = ("bot", "other")
 
 
-def page_of(tmp_path: Path, tab: str = "", *, target: str = "", force: bool = False) -> ComparePage:
-    folders = (tmp_path / "a", tmp_path / "b")
+def page_of(tmp_path: Path, tab: str = "", *, target: str = "", force: bool = False, later: str = "b") -> ComparePage:
+    folders = (tmp_path / "a", tmp_path / later)
     for folder in folders:
         update_index(folder)
-    return read_compare_page(("a", "b"), folders, target, tab, force=force)
+    return read_compare_page(("a", later), folders, target, tab, force=force)
 
 
 def counts_of(page: ComparePage) -> dict[str, int]:
-    assert page.changes is not None
     return {name: count for name, _, count in page.changes.tabs}
 
 
@@ -46,7 +45,7 @@ def some_rows(seed: int) -> list[Row]:
 
 
 def run_of(folder: Path, rows: list[Row], **more: object) -> RunReport:
-    return write_results(folder, rows, repeats=3, **more)  # type: ignore[arg-type]
+    return write_results(folder, rows, repeats=3, **more)
 
 
 @pytest.mark.parametrize("target", BOTH)
@@ -54,35 +53,24 @@ def test_the_tabs_count_what_the_command_counts(tmp_path: Path, target: str) -> 
     before, after = (run_of(tmp_path / name, some_rows(seed), targets=BOTH) for seed, name in enumerate("ab"))
     compared = {one.before: one for one in compare_runs(before, after).targets}[target]
     page = page_of(tmp_path, target=target)
-    assert page.changes is not None
     counts = {str(change): count for change, count in compared.changes.items()}
     assert {name: count for name, count in counts_of(page).items() if name in counts} == counts
     assert page.changes.by_chance == pytest.approx(compared.worse_by_chance)
     difference = compared.row.passed
-    assert difference is not None
-    assert (difference.better, difference.worse) == (
-        counts["better"],
-        counts["worseInEveryRepeat"] + counts["worseInSome"],
-    )
+    assert difference.better == counts["better"]
+    assert difference.worse == counts["worseInEveryRepeat"] + counts["worseInSome"]
 
 
 def test_a_case_that_fails_once_of_three_times_is_worse_in_some(tmp_path: Path) -> None:
     run_of(tmp_path / "a", [graded_row("1", 1.0, repeat=repeat, output="It is 42 now") for repeat in (1, 2, 3)])
-    run_of(
-        tmp_path / "b",
-        [graded_row("1", float(repeat != 2), repeat=repeat, output="It is 41 now") for repeat in (1, 2, 3)],
-    )
+    rows = [graded_row("1", float(repeat != 2), repeat=repeat, output="It is 41 now") for repeat in (1, 2, 3)]
+    run_of(tmp_path / "b", rows)
     page = page_of(tmp_path)
-    assert page.changes is not None
     assert page.changes.tab == "worseInSome"
     (case,) = page.cases
     assert (case.passed, case.first_open) == ("3 of 3 passed → 2 of 3 passed", 1)
-    assert [(span.kind, span.text.strip()) for span in case.repeats[1].difference] == [
-        ("same", "It is"),
-        ("missing", "42"),
-        ("added", "41"),
-        ("same", "now"),
-    ]
+    spans = [f"{span.kind} {span.text.strip()}" for span in case.repeats[1].difference]
+    assert spans == ["same It is", "missing 42", "added 41", "same now"]
 
 
 def test_what_only_one_run_has_is_shown_and_not_compared(tmp_path: Path) -> None:
@@ -114,20 +102,15 @@ def test_a_case_that_asks_something_else_is_left_out_as_the_command_does(tmp_pat
     assert counts_of(forced)["worseInEveryRepeat"] == 2
 
 
-def test_what_the_command_refuses_is_not_listed_until_somebody_insists(tmp_path: Path) -> None:
-    run_of(tmp_path / "a", [graded_row("1", 1.0)])
-    run_of(tmp_path / "b", [graded_row("1", 0.0)], graders=[{"name": "same", "builtin": "contains"}])
-    page = page_of(tmp_path)
-    assert (page.changes, page.cases, page.tables) == (None, [], [])
-    assert "differ in their graders" in page.conclusion
-    assert len(page_of(tmp_path, force=True).cases) == 1
-
-
-def test_of_large_runs_the_page_has_the_cases_and_names_the_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_refused_or_too_large_names_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, score in (("a", 1.0), ("b", 0.0)):
         run_of(tmp_path / name, [graded_row("1", score)])
+    # What the command refuses is not listed until somebody insists.
+    run_of(tmp_path / "c", [graded_row("1", 0.0)], graders=[{"name": "same", "builtin": "contains"}])
+    page = page_of(tmp_path, later="c")
+    assert (page.changes, page.cases, page.tables) == (None, [], [])
+    assert "differ in their graders" in page.conclusion
+    assert len(page_of(tmp_path, later="c", force=True).cases) == 1
     monkeypatch.setattr(quintain_view.comparison, "MAX_COMPARED_TRIALS", 1)
     page = page_of(tmp_path)
     assert page.tables == []

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
-
-import httpx2
 
 from quintain.contracts.agents import AgentStep
 from quintain_runner.results.answer import Answer
 from quintain_runner.results.labels import Chosen, Note, NoteKey, answer_sha256, append_note, read_notes
 from quintain_runner.results.row import GraderRow, JudgeUsed, Row, RowCase
-from quintain_view.folders import IndexKeeper, RunFolders
 from quintain_view.html_report import write_html_report
 from quintain_view.labels import agreement_tables, next_in_queue
-from quintain_view.responses import AccessKeys
-from quintain_view.server import build_app
 from support.results_folder import errored_row, graded_row, write_results
+from support.view_client import pages_of
 
 REASON = "what the judge says"
 
@@ -41,18 +35,6 @@ def indexed(folder: Path, rows: list[Row]) -> Path:
     write_results(folder, rows)
     write_html_report(folder.parent / "report.html", [folder])
     return folder
-
-
-@asynccontextmanager
-async def client_of(runs: Path) -> AsyncIterator[httpx2.AsyncClient]:
-    """A client of the pages of these runs, who may read and write."""
-    keys, keeper = AccessKeys(), IndexKeeper()
-    app = build_app(RunFolders([runs]), keys, keeper)
-    origin = "http://127.0.0.1:80"
-    headers = {"cookie": f"quintain-view-80={keys.cookie}", "origin": "http://127.0.0.1", "host": "127.0.0.1"}
-    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app=app), base_url=origin, headers=headers) as client:
-        yield client
-    await keeper.close()
 
 
 def fields_of(page: str) -> dict[str, str]:
@@ -127,13 +109,8 @@ def test_the_random_order_depends_on_nothing_that_graders_said(tmp_path: Path) -
 def test_disputed_answers_come_first_and_then_scores_near_the_one_that_passes(tmp_path: Path) -> None:
     votes = {name: GraderRow(score=score, passed=score > 0) for name, score in (("a", 0.0), ("b", 0.7), ("c", 0.8))}
     jury = judged_row("voted", 1.0).with_fields(graders={"jury": GraderRow(score=1.0, passed=True, votes=votes)})
-    rows = [
-        jury,
-        judged_row("sure", 1.0, 1.0),
-        judged_row("near", 0.45, 0.45),
-        judged_row("nearer", 0.52, 0.52),
-        judged_row("split", 1.0, 0.0),
-    ]
+    scores = {"sure": (1.0, 1.0), "near": (0.45, 0.45), "nearer": (0.52, 0.52), "split": (1.0, 0.0)}
+    rows = [jury, *(judged_row(name, *pair) for name, pair in scores.items())]
     folder = indexed(tmp_path / "run", rows)
     found: list[str] = []
     # One that was labeled elsewhere is not asked for again here.
@@ -147,7 +124,7 @@ def test_disputed_answers_come_first_and_then_scores_near_the_one_that_passes(tm
 async def test_no_verdict_is_in_the_page_until_the_label_is_given(tmp_path: Path) -> None:
     rows = [judged_row(str(number), float(number % 2), 0.5) for number in range(6)]
     folder = indexed(tmp_path / "runs" / "one", rows)
-    async with client_of(tmp_path / "runs") as client:
+    async with pages_of(tmp_path / "runs") as client:
         for queue in ("random", "disputed"):
             page = (await client.get("/run/one/label", params={"queue": queue})).text
             assert "the answer of" in page
@@ -166,12 +143,12 @@ async def test_no_verdict_is_in_the_page_until_the_label_is_given(tmp_path: Path
 
 async def test_a_label_says_whether_verdicts_were_shown_before(tmp_path: Path) -> None:
     folder = indexed(tmp_path / "runs" / "one", [judged_row(str(number), 1.0) for number in range(4)])
-    async with client_of(tmp_path / "runs") as client:
+    async with pages_of(tmp_path / "runs") as client:
         fields = fields_of((await client.get("/run/one/label")).text)
         await client.get("/run/one/case", params={"id": fields["id"]})
         await client.post("/run/one/notes", data={**fields, "pass": "true"})
     # A server that was started later knows it of what has a label.
-    async with client_of(tmp_path / "runs") as client:
+    async with pages_of(tmp_path / "runs") as client:
         await client.post("/run/one/notes", data={**fields, "pass": "false"})
         fields = fields_of((await client.get("/run/one/label")).text)
         await client.post("/run/one/notes", data={**fields, "pass": "true"})
@@ -188,7 +165,7 @@ async def test_the_verdicts_on_one_answer_do_not_make_a_label_of_another_less_bl
     row = judged_row("1", 1.0)
     folder = tmp_path / "runs" / "one"
     write_results(folder, [row, row.with_fields(target="other")], targets=("bot", "other"))
-    async with client_of(tmp_path / "runs") as client:
+    async with pages_of(tmp_path / "runs") as client:
         await client.get("/run/one")
         address = "/run/one/label"
         for _ in range(2):

@@ -13,12 +13,9 @@ import pytest
 from quintain.errors import ConfigError
 from quintain_runner.files import exclusive_lock
 from quintain_runner.results.store import open_results
-from quintain_view.folders import IndexKeeper, RunFolders
-from quintain_view.responses import AccessKeys
-from quintain_view.server import build_app
+from quintain_view.folders import RunFolders
 from support.results_folder import graded_row, sample_trajectory, write_results
-
-ORIGIN = "http://127.0.0.1:8600"
+from support.view_client import pages_of
 
 
 @pytest.fixture
@@ -29,12 +26,8 @@ def runs(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def client(runs: Path) -> AsyncIterator[httpx2.AsyncClient]:
-    keys, keeper = AccessKeys(), IndexKeeper()
-    headers = {"cookie": f"quintain-view-8600={keys.cookie}", "origin": ORIGIN}
-    transport = httpx2.ASGITransport(app=build_app(RunFolders([runs]), keys, keeper))
-    async with httpx2.AsyncClient(transport=transport, base_url=ORIGIN, headers=headers) as client:
+    async with pages_of(runs) as client:
         yield client
-    await keeper.close()
 
 
 async def post(client: httpx2.AsyncClient, run: str, **fields: str) -> httpx2.Response:
@@ -74,33 +67,16 @@ async def test_a_renamed_run_is_shown_by_its_new_name(client: httpx2.AsyncClient
     assert (await client.get(f"/run/{quote('ריצה 2')}")).status_code == 200
     assert (await post(client, "ריצה 2", to="one")).status_code == 200
     assert (await client.get("/run/one")).status_code == 200
-
-
-def test_a_run_that_was_named_itself_is_still_shown(runs: Path) -> None:
+    # One that was named itself is still shown.
     folders = RunFolders([runs / "one"])
     folders.move(runs / "one", "two")
     assert [source.name for source in folders.sources()] == ["two"]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "",
-        ".",
-        "..",
-        ".hidden",
-        "a/b",
-        "../one",
-        "/tmp/x",
-        "taken",
-        "one",
-        " one",
-        "a\nb",
-        "a\0b",
-        "\u202eeno",
-        "ä" * 101,
-    ],
-)
+NO_NAMES = ["", ".", "..", ".hidden", "a/b", "../one", "/tmp/x", "taken", "one", " one"]
+
+
+@pytest.mark.parametrize("name", [*NO_NAMES, "a\nb", "a\0b", "\u202eeno", "ä" * 101])
 async def test_a_name_that_is_none_is_refused(client: httpx2.AsyncClient, runs: Path, name: str) -> None:
     (runs / "taken").mkdir()
     refused = await post(client, "one", to=name)
@@ -130,7 +106,7 @@ async def test_a_run_that_is_going_on_stays_where_it_is(client: httpx2.AsyncClie
 
 
 @pytest.mark.parametrize("record", ['{"schemaVersion": 99}', '{"schemaVersion"', ""])
-async def test_what_cannot_be_read_has_its_reason_and_can_be_deleted(
+async def test_what_cannot_be_read_says_why_and_can_be_deleted(
     client: httpx2.AsyncClient, runs: Path, record: str
 ) -> None:
     (runs / "one" / "run.json").write_text(record)
@@ -157,9 +133,7 @@ def test_a_folder_in_which_the_server_works_is_not_moved(runs: Path, monkeypatch
             RunFolders([]).move(folder, None)
 
 
-async def test_a_run_that_waits_for_the_lock_does_not_get_the_old_folder(
-    runs: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_run_that_waits_for_the_lock_gets_no_old_folder(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has opened the folder before the move, and asks for the lock after it."""
     opened = os.open
 

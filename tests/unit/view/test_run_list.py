@@ -1,11 +1,15 @@
-"""The list of runs: what a search finds, and the line of passes of an evaluation."""
+"""The list of runs: what a search finds, the line of passes of an evaluation, and what `quintain view --at` opens."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
+import pytest
+
+from quintain.errors import ConfigError
 from quintain_view.folders import RunFolders
+from quintain_view.responses import opened_path
 from quintain_view.run_list import columns_over_time, run_list, trends, with_words
 from support.results_folder import graded_row, write_results
 
@@ -42,11 +46,8 @@ def test_a_trend_has_the_pass_rate_of_each_target_with_its_interval(tmp_path: Pa
     write_run(tmp_path / "other", 4, [1.0], evaluation="other.yaml")
     table, plots = columns_over_time(run_list(RunFolders([tmp_path]).sources()), "b")
     assert table.columns == ("run", "started", "bot")
-    assert [(run, rate) for run, _, rate in table.rows] == [
-        ("a", "100 % (34-100 %)"),
-        ("b", "50 % (9-91 %)"),
-        ("c", "-"),
-    ]
+    rates = {run: rate for run, _, rate in table.rows}
+    assert rates == {"a": "100 % (34-100 %)", "b": "50 % (9-91 %)", "c": "-"}
     (points,) = plots.values()
     assert [point.low > point.y >= point.high for point in points] == [True, True], "an interval is around its rate"
 
@@ -66,3 +67,34 @@ def test_words_are_looked_for_in_run_evaluation_target_and_status(tmp_path: Path
     assert found == {"nightly": ["Nightly"], "support": ["Nightly"], "ended": ["begun"]}
     assert len(with_words(lines, ["bot"])) == 2
     assert with_words(lines, ["bot", "nightly", "begun"]) == []
+
+
+@pytest.mark.parametrize(
+    ("folder", "at", "path"),
+    [
+        ("one", "is=bot%3Afailed&sort=cost", "/run/one?is=bot%3Afailed&sort=cost"),
+        ("one", "?q=a+b&page=2#cases", "/run/one?q=a+b&page=2"),
+        ("one", "case?id=2&at=1&text=raw", "/run/one/case?id=2&at=1&text=raw"),
+        ("one", "", "/run/one?"),
+        ("one", "q=//evil.example/%23token=x", "/run/one?q=%2F%2Fevil.example%2F%23token%3Dx"),
+        (".", "q=one+two", "/?q=one+two"),
+    ],
+)
+def test_a_query_opens_the_page_that_has_it(tmp_path: Path, folder: str, at: str, path: str) -> None:
+    write_results(tmp_path / "one", [graded_row("1", 1.0)])
+    assert opened_path(RunFolders([tmp_path / folder]), at) == path
+
+
+@pytest.mark.parametrize(
+    ("folder", "at"),
+    [
+        *(("one", at) for at in ("words", "http://evil.example/?q=x", "/../static/page.js", "q=a&iss=bot:failed")),
+        *(("one", at) for at in ("sort=nothing", "case?words=a", "raw?id=1")),
+        (".", "is=bot:failed"),
+        (".", "case?id=1"),
+    ],
+)
+def test_what_no_page_has_is_refused_by_name(tmp_path: Path, folder: str, at: str) -> None:
+    write_results(tmp_path / "one", [graded_row("1", 1.0)])
+    with pytest.raises(ConfigError, match="--at"):
+        opened_path(RunFolders([tmp_path / folder]), at)

@@ -1,4 +1,4 @@
-"""The pages of a run that has just begun: it has its results file, and `run.json` only later, or an old one."""
+"""The pages of a run that has just begun or goes on, and the stream that tells them of changes."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ import json
 import re
 from pathlib import Path
 
-import httpx2
 import pytest
+from starlette.requests import Request
 from starlette.types import Message
 
-from quintain_view.folders import IndexKeeper, RunFolders
-from quintain_view.responses import AccessKeys
-from quintain_view.server import build_app
+from quintain_view.responses import event_stream
 from support.results_folder import graded_row, write_results
+from support.view_client import pages_of
 
 
-async def test_it_is_not_there_yet_and_its_page_is_told_when_it_is(
+async def test_a_page_without_its_record_is_told_when_it_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("quintain_view.responses.POLL_SECONDS", 0.01)
@@ -26,13 +25,7 @@ async def test_it_is_not_there_yet_and_its_page_is_told_when_it_is(
     write_results(folder, [graded_row("1", 1.0)], ended=False)
     record = folder / "run.json"
     record.rename(folder / "later")
-    keys, keeper = AccessKeys(), IndexKeeper()
-    app = build_app(RunFolders([tmp_path / "runs"]), keys, keeper)
-    cookie = f"quintain-view-80={keys.cookie}"
-    transport = httpx2.ASGITransport(app=app)
-    async with httpx2.AsyncClient(
-        transport=transport, base_url="http://127.0.0.1:80", headers={"cookie": cookie}
-    ) as client:
+    async with pages_of(tmp_path / "runs") as client:
         for path in ("/run/begun", "/run/begun/case?id=1", "/run/begun/compare/begun"):
             assert (await client.get(path)).status_code == 503, path
         text = (await client.get("/run/begun")).text
@@ -44,17 +37,10 @@ async def test_it_is_not_there_yet_and_its_page_is_told_when_it_is(
         async def send(message: Message) -> None:
             chunks.put_nowait(message.get("body", b""))
 
-        scope = {
-            "type": "http",
-            "method": "GET",
-            "path": path,
-            "raw_path": path.encode(),
-            "query_string": query.encode(),
-            "root_path": "",
-            "scheme": "http",
-            "headers": [(b"host", b"127.0.0.1:80"), (b"cookie", cookie.encode())],
-        }
-        stream = asyncio.create_task(app(scope, asyncio.Event().wait, send))  # type: ignore[arg-type]
+        headers = [(b"host", b"127.0.0.1:8600"), (b"cookie", client.headers["cookie"].encode())]
+        scope = {"type": "http", "method": "GET", "path": path, "raw_path": path.encode(), "root_path": ""}
+        scope |= {"query_string": query.encode(), "scheme": "http", "headers": headers}
+        stream = asyncio.create_task(client._transport.app(scope, asyncio.Event().wait, send))
         while b"retry" not in await chunks.get():
             pass
         (folder / "later").rename(record)
@@ -63,7 +49,6 @@ async def test_it_is_not_there_yet_and_its_page_is_told_when_it_is(
         assert (await client.get("/run/begun")).status_code == 200
         stream.cancel()
         await asyncio.gather(stream, return_exceptions=True)
-        await keeper.close()
 
 
 async def test_the_list_counts_the_rows_of_a_run_that_has_not_ended(tmp_path: Path) -> None:
@@ -72,18 +57,38 @@ async def test_the_list_counts_the_rows_of_a_run_that_has_not_ended(tmp_path: Pa
     record = json.loads((folder / "run.json").read_text())
     record["totals"]["trials"] = 2700
     (folder / "run.json").write_text(json.dumps(record))
-    keys, keeper = AccessKeys(), IndexKeeper()
-    app = build_app(RunFolders([tmp_path / "runs"]), keys, keeper)
-    headers = {"cookie": f"quintain-view-80={keys.cookie}"}
-    transport = httpx2.ASGITransport(app=app)
-    async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1:80", headers=headers) as client:
+    async with pages_of(tmp_path / "runs") as client:
         pages = [(await client.get("/")).text]
         rows = [graded_row(f"{number}", float(number > 0)) for number in range(4)]
         (folder / "results.jsonl").write_text("".join(f"{row.model_dump_json(by_alias=True)}\n" for row in rows))
-        await keeper.ensure(folder, wait_seconds=60)
+        await client.keeper.ensure(folder, wait_seconds=60)
         pages.append((await client.get("/")).text)
-    await keeper.close()
     assert ["0/2,700" in page for page in pages] == [True, False]
     assert "4/2,700" in pages[1]
     assert "75 %" in pages[1]
     assert len({seen for page in pages for seen in re.findall(r'data-events="([^"]+)"', page)}) == 2
+
+
+class _Ended(Exception):
+    """Nothing happens any more."""
+
+
+@pytest.mark.parametrize(("pause_seconds", "told"), [(0, 3), (3600, 1)])
+async def test_a_page_that_changes_all_the_time_is_told_at_times(
+    monkeypatch: pytest.MonkeyPatch, pause_seconds: float, told: int
+) -> None:
+    monkeypatch.setattr("quintain_view.responses.POLL_SECONDS", 0)
+    monkeypatch.setattr("quintain_view.responses.CHANGE_SECONDS", pause_seconds)
+    versions = ["1", "2", "2", "3"]
+
+    async def on_poll() -> None:
+        if not versions:
+            raise _Ended
+
+    request = Request({"type": "http", "path": "/", "headers": [], "query_string": b"seen=0"})
+    response = event_stream(request, lambda: versions.pop(0), on_poll)
+    chunks = []
+    with pytest.raises(_Ended):
+        async for chunk in response.body_iterator:
+            chunks.append(chunk)
+    assert chunks == ["retry: 1000\n\n", *["event: changed\ndata: \n\n"] * told]
