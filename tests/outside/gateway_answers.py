@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ def read_chat(bodies: list[Any]) -> dict[str, Any]:
         end = choice.get("finish_reason") or end
         for index, tool in enumerate(message.get("tool_calls") or []):
             kept = tools.setdefault(tool.get("index", index), {"id": tool.get("id"), "name": "", "arguments": ""})
+            kept["id"] = kept["id"] or tool.get("id")
             for name in ("name", "arguments"):
                 kept[name] += tool["function"].get(name) or ""
     return {"text": text, "reasoning": reasoning, "end": end, "tools": [*tools.values()]}
@@ -138,17 +139,18 @@ def differences_of_asked(step: Step, server: ModelServer) -> Iterator[str]:
         yield from differences(step.asked, bodies, "asked")
 
 
-async def differences_of_answers(step: Step, folder: Path, server: ModelServer) -> list[str]:
-    """Send a step's requests to a gateway over the targets of quintain.yaml, each in a session of its own."""
+async def differences_of_answers(steps: Iterable[Step], folder: Path, server: ModelServer) -> list[str]:
+    """Send the requests of steps to a gateway over the targets of quintain.yaml, each in a session of its own."""
     found: list[str] = []
     config = (folder / "quintain.yaml").read_text()
-    target = step.call.target if step.call else next(iter(yaml.safe_load(config)["targets"]))
+    default_target = next(iter(yaml.safe_load(config)["targets"]))
     async with (
         memory_fleet(folder, config) as fleet,
         httpx2.AsyncClient(base_url=fleet.gateway_url, timeout=30) as client,
     ):
-        for place, api, path, more in sent_by(step, folder):
+        for step, (place, api, path, more) in [(one, each) for one in steps for each in sent_by(one, folder)]:
             server.requests.clear()
+            target = step.call.target if step.call else default_target
             token = (await fleet.open_session(target)).token
             more["headers"] = {name: value.replace("{token}", token) for name, value in more["headers"].items()}
             response = await client.request(url=path, **more)
@@ -156,5 +158,5 @@ async def differences_of_answers(step: Step, folder: Path, server: ModelServer) 
             answer = read_answer(api, response, info.json())
             expected = step.answer if step.call is None else {"error": MISSING, **step.answer}
             differs = [*differences(expected, answer, place), *differences_of_asked(step, server)]
-            found += [*differs, f"{place}: {response.text}"] if differs else []
+            found += [f"{target}: {one}" for one in (*differs, f"{place}: {response.text}")] if differs else []
     return found

@@ -5,6 +5,7 @@ Each folder of ``inputs`` is one input; README.md here says what stands in it. A
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shlex
@@ -104,12 +105,13 @@ def test_what_comes_from_outside_is_carried_exactly_or_named(
     env = {name: value.replace("{url}", server.url) for name, value in expected.env.items()}
     found: list[str] = []
     with command_line(folder, env) as shell:
-        for step in expected.steps:
-            if step.command:
+        for is_command, steps in itertools.groupby(expected.steps, lambda step: bool(step.command)):
+            if not is_command:  # over one fleet, until a command may change the targets
+                found += thread.run(differences_of_answers(steps, folder, server))
+                continue
+            for step in steps:
                 server.requests.clear()
                 differs = [*differences_of_command(step, shell), *differences_of_asked(step, server)]
-            else:
-                differs = thread.run(differences_of_answers(step, folder, server))
-            found += [f"{step.command or 'answer'}: {one}" for one in differs]
+                found += [f"{step.command}: {one}" for one in differs]
     if found:
         pytest.fail("\n".join([expected.why, *found]), pytrace=False)

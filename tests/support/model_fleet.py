@@ -39,9 +39,10 @@ targets:
   claude: {provider: anthropic, model: served, base_url: "{url}"}
 """
 
-#: For a module of API tests: OpenAI's chat and AgentV's API run over each transport, and what the others say does not
-#: depend on it.
-OVER_MEMORY = pytest.mark.parametrize("bus_url", ["memory"], indirect=True, scope="module")
+#: For a suite whose promise a broker may break in its own way: large messages, and clients that wait and leave.
+OVER_EACH_BUS = pytest.mark.parametrize(
+    "bus_url", ["memory", pytest.param("rabbit", marks=pytest.mark.broker)], indirect=True, scope="module"
+)
 
 
 @dataclass(frozen=True)

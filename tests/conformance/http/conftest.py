@@ -1,4 +1,4 @@
-"""The HTTP suites: one fleet with a gateway per transport, behind which a scripted model answers."""
+"""The HTTP suites: one fleet with a gateway, behind which a scripted model answers."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from quintain.settings import MEMORY_URL
 from quintain_gateway.settings import GatewayLimits
 from support.gateway_client import GatewayClient, open_gateway_client
 from support.model_fleet import ModelFleet, model_fleet
+from support.official_clients import OfficialClients, official_clients
 
 
-@pytest.fixture(scope="module", params=["memory", pytest.param("rabbit", marks=pytest.mark.broker)])
+@pytest.fixture(scope="module")
 def bus_url(request: pytest.FixtureRequest) -> str:
-    """The URL of each transport in turn, for suites that bring a whole fleet."""
-    url: str = MEMORY_URL if request.param == "memory" else request.getfixturevalue("broker_url")
-    return url
+    """The URL of the transport: memory, except in a suite that runs over each of them (`OVER_EACH_BUS`)."""
+    is_rabbit = getattr(request, "param", "memory") == "rabbit"
+    return str(request.getfixturevalue("broker_url")) if is_rabbit else MEMORY_URL
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -33,3 +34,10 @@ async def gateway_client(fleet: ModelFleet) -> AsyncIterator[GatewayClient]:
     """A session of five calls."""
     async with open_gateway_client(fleet.url, await fleet.token(5)) as visitor:
         yield visitor
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def clients(fleet: ModelFleet, gateway_client: GatewayClient) -> AsyncIterator[OfficialClients]:
+    """The official clients of the same session."""
+    async with official_clients(fleet.url, gateway_client.token) as clients:
+        yield clients

@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
-from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 import quintain
 from quintain.client.admin import Admin
@@ -18,13 +18,15 @@ from quintain.contracts.session import AmendSession, ListSessions, OpenSession, 
 from quintain_gateway.settings import GatewayLimits
 from support.memory_fleet import ADMIN_TOKEN, MemoryFleet, memory_fleet
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 CONFIG = """
 quotas: {team: {requests_per_minute: 600}}
 targets:
   echo: {provider: mock}
   judge: {provider: mock, response: "Paris", token_usage: {input: 10, output: 5}}
   broken: {provider: mock, fail_rate: 1, max_tries: 1}
-  slow: {provider: mock, delay_ms: 3000}
+  slow: {provider: mock, delay_ms: 1000}
   stuck: {provider: mock, delay_ms: 60000}
   paced: {provider: mock, quota: team}
 """
@@ -37,9 +39,10 @@ def transport(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture
-async def fleet(tmp_path: Path) -> AsyncIterator[MemoryFleet]:
-    async with memory_fleet(tmp_path, CONFIG, limits=GatewayLimits(grace_seconds=0)) as fleet:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def fleet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[MemoryFleet]:
+    folder = tmp_path_factory.mktemp("fleet")
+    async with memory_fleet(folder, CONFIG, limits=GatewayLimits(grace_seconds=0)) as fleet:
         yield fleet
 
 
@@ -62,7 +65,7 @@ def connect_over(fleet: MemoryFleet, transport: str, token: str) -> AbstractAsyn
     return connect("memory://", token, memory=fleet.running.memory)
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def admin(fleet: MemoryFleet, transport: str) -> AsyncIterator[Admin]:
     url = fleet.gateway_url if transport == "http" else "memory://"
     async with connect_admin(url, ADMIN_TOKEN, memory=fleet.running.memory) as admin:
@@ -113,47 +116,37 @@ async def test_a_conversation_and_a_target_are_carried(open_client: OpenClient) 
     assert (result.target, result.raw_text) == ("echo", "thïrd 𝄞 \u2028")
 
 
-async def test_the_same_request_id_is_the_same_call(open_client: OpenClient) -> None:
-    async with open_client() as target:
-        first = await target.send(quintain.InvokeRequest(question="x"), request_id="mine")
-        again = await target.send(quintain.InvokeRequest(question="x"), request_id="mine")
-        assert (first.replayed, again.replayed, again.raw_text) == (False, True, "x")
-        with pytest.raises(quintain.RequestConflict):
-            await target.send(quintain.InvokeRequest(question="y"), request_id="mine")
-        assert (await target.get_info()).call_count == 1
-
-
-async def test_a_target_that_is_named_and_the_same_default_are_the_same_call(open_client: OpenClient) -> None:
+async def test_the_same_request_id_is_the_same_call_whether_its_target_is_named_or_the_default(
+    open_client: OpenClient,
+) -> None:
     async with open_client("echo") as target:
         first = await target.send(quintain.InvokeRequest(question="x", target="echo"), request_id="mine")
         again = await target.send(quintain.InvokeRequest(question="x"), request_id="mine")
-        assert (first.replayed, again.replayed, again.target) == (False, True, "echo")
-        with pytest.raises(quintain.RequestConflict):
-            await target.send(quintain.InvokeRequest(question="x", target="judge"), request_id="mine")
-        info = await target.get_info()
-        assert (info.call_count, info.committed, info.running) == (1, 1, 0)
-
-
-async def test_what_is_no_request_id_costs_nothing(open_client: OpenClient) -> None:
-    async with open_client() as target:
+        assert (first.replayed, again.replayed, again.raw_text, again.target) == (False, True, "x", "echo")
+        for other in (quintain.InvokeRequest(question="y"), quintain.InvokeRequest(question="x", target="judge")):
+            with pytest.raises(quintain.RequestConflict):
+                await target.send(other, request_id="mine")
         with pytest.raises(quintain.BadRequest):
             await target.send(quintain.InvokeRequest(question="x"), request_id="x" * 129)
-        assert (await target.get_info()).call_count == 0
+        info = await target.get_info()
+        assert (info.call_count, info.committed, info.running) == (1, 1, 0)
         # An empty one is none.
-        assert (await target.send(quintain.InvokeRequest(question="x"), request_id="")).call_count == 1
+        assert (await target.send(quintain.InvokeRequest(question="x"), request_id="")).call_count == 2
 
 
-async def test_info_tells_the_session(open_client: OpenClient) -> None:
+async def test_info_tells_the_session_and_what_went_to_which_target(open_client: OpenClient) -> None:
     async with open_client("judge", 9, label="mine", allowed_targets=["judge", "echo"]) as target:
         await target.invoke("x")
+        await target.invoke("x", target="echo")
         async with asyncio.timeout(60):
-            while (info := await target.get_info()).committed < 1:
+            while (info := await target.get_info(usage=True)).committed < 2:
                 await asyncio.sleep(0.02)
-    assert (info.target_name, info.max_calls, info.call_count, info.label) == ("judge", 9, 1, "mine")
-    assert info.available_targets == ["judge", "echo"]
-    assert (info.state, info.token_usage) == (SessionState.OPEN, quintain.TokenUsage(input=10, output=5))
-    assert info.session_id
-    assert info.now > 0
+        assert (await target.get_info()).usage is None
+    assert (info.target_name, info.max_calls, info.call_count, info.label) == ("judge", 9, 2, "mine")
+    assert (info.available_targets, info.state) == (["judge", "echo"], SessionState.OPEN)
+    assert (info.session_id != "", info.now > 0, info.token_usage.input) == (True, True, 11)
+    counted = {line.target: (line.calls, line.counted, line.token_usage.input) for line in info.usage or ()}
+    assert counted == {"echo": (1, 1, 1), "judge": (1, 1, 10)}
 
 
 async def test_faults_are_the_same_classes_with_the_same_words(open_client: OpenClient) -> None:
@@ -207,6 +200,8 @@ async def test_a_batch_keeps_its_order_and_loses_nothing_to_a_bad_item(open_clie
         assert faults[4].available_targets == ("echo", "judge", "broken", "slow", "stuck", "paced")
         assert (await target.get_info()).call_count == 4
         assert await target.invoke_batch([]) == []
+        with pytest.raises(quintain.BadRequest, match="one text"):
+            await target.invoke_batch("abc")
 
 
 async def test_a_batch_is_reserved_all_or_nothing_and_asked_at_once(open_client: OpenClient) -> None:
@@ -214,18 +209,12 @@ async def test_a_batch_is_reserved_all_or_nothing_and_asked_at_once(open_client:
         loop = asyncio.get_running_loop()
         began = loop.time()
         items = await target.invoke_batch([str(number) for number in range(8)])
-        assert loop.time() - began < 2 * 3
+        assert loop.time() - began < 6  # one after the other they take 8 s
         assert [item.result and item.result.raw_text for item in items] == [str(number) for number in range(8)]
         with pytest.raises(quintain.BudgetExhausted) as spent:
             await target.invoke_batch(["a", "b", "c"])
         assert spent.value.message == "Batch would exceed max calls (current: 8, batch: 3, limit: 10)"
         assert (await target.get_info()).call_count == 8
-
-
-async def test_a_text_is_no_batch(open_client: OpenClient) -> None:
-    async with open_client() as target:
-        with pytest.raises(quintain.BadRequest, match="one text"):
-            await target.invoke_batch("abc")
 
 
 async def test_a_deadline_is_kept(open_client: OpenClient) -> None:
@@ -300,7 +289,7 @@ async def test_an_administrator_opens_lists_shows_and_amends(admin: Admin) -> No
     closed = await admin.amend(AmendSession(session_id=second.session_id, state=SessionState.CLOSED))
     assert closed.state == SessionState.CLOSED
     page = await admin.list(ListSessions(state=SessionState.CLOSED))
-    assert [info.session_id for info in page.sessions] == [second.session_id]
+    assert second.session_id in {info.session_id for info in page.sessions}
 
 
 @pytest.mark.parametrize("session_id", ["nobody", "", "..", "a/b?c#d", "ümläut"])
@@ -309,11 +298,8 @@ async def test_a_session_that_is_not_there_is_a_bad_request(admin: Admin, sessio
         await admin.show(session_id)
     with pytest.raises(quintain.BadRequest):
         await admin.amend(AmendSession(session_id=session_id, max_calls=1))
-
-
-async def test_what_is_too_long_for_a_session_id_is_a_bad_request(admin: Admin) -> None:
     with pytest.raises(quintain.BadRequest):
-        await admin.show("x" * 201)
+        await admin.show("x" * 201)  # too long for any
 
 
 async def test_the_wrong_admin_token_opens_nothing(fleet: MemoryFleet, transport: str) -> None:
@@ -321,19 +307,3 @@ async def test_the_wrong_admin_token_opens_nothing(fleet: MemoryFleet, transport
     async with connect_admin(url, "not the one of this fleet", memory=fleet.running.memory) as stranger:
         with pytest.raises(quintain.Unauthorized):
             await stranger.list(ListSessions())
-
-
-async def test_what_went_to_which_target_is_told_to_whoever_asks(open_client: OpenClient) -> None:
-    async with open_client("echo", 3) as target:
-        await target.invoke("hello")
-        await target.invoke("which?", target="judge")
-        assert (await target.get_info()).usage is None
-        async with asyncio.timeout(60):
-            while (info := await target.get_info(usage=True)).committed < 2:
-                await asyncio.sleep(0.01)
-        assert info.usage is not None
-        assert {line.target: (line.calls, line.counted) for line in info.usage} == {
-            "echo": (1, 1),
-            "judge": (1, 1),
-        }
-        assert next(line for line in info.usage if line.target == "judge").token_usage.input == 10

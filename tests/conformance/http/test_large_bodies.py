@@ -7,6 +7,7 @@ import hashlib
 import json
 from typing import Any
 
+import httpx2
 import openai
 import pytest
 
@@ -14,12 +15,12 @@ from quintain.client.client import connect
 from quintain.contracts.invoke import ChatMessage, InvokeRequest
 from quintain.contracts.message import DEFAULT_REPLY_BYTES, MAX_BODY_BYTES
 from quintain.errors import PayloadTooLarge
-from support.model_fleet import ModelFleet
+from support.model_fleet import OVER_EACH_BUS, ModelFleet
 from support.model_server import ScriptedResponse
 from support.model_wires import CHAT
-from support.official_clients import openai_client
+from support.official_clients import official_clients
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), OVER_EACH_BUS]
 
 PNG = bytes.fromhex("89504e470d0a1a0a")
 IMAGE = PNG + hashlib.shake_256(b"image").digest(900_000)
@@ -40,12 +41,12 @@ def message_with(image: bytes | None = None, pdf: bytes | None = None) -> Any:
 
 async def test_an_image_a_document_and_an_answer_arrive_whole(fleet: ModelFleet) -> None:
     fleet.provider.requests.clear()
-    async with openai_client(fleet.url, await fleet.token(max_body_bytes=MAX_BODY_BYTES)) as (client, _):
+    async with official_clients(fleet.url, await fleet.token(max_body_bytes=MAX_BODY_BYTES)) as clients:
         fleet.provider.set_responses(ScriptedResponse(body=CHAT.answer(LARGE_ANSWER)))
-        answer = await client.chat.completions.create(model="model", messages=message_with(image=IMAGE))
+        answer = await clients.openai.chat.completions.create(model="model", messages=message_with(image=IMAGE))
         assert answer.choices[0].message.content == LARGE_ANSWER
         fleet.provider.set_responses(ScriptedResponse(body=CHAT.answer("A document")))
-        await client.chat.completions.create(model="model", messages=message_with(pdf=PDF))
+        await clients.openai.chat.completions.create(model="model", messages=message_with(pdf=PDF))
     first, second = (str(request.body) for request in fleet.provider.requests)
     assert base64.b64encode(IMAGE).decode() in first
     assert base64.b64encode(PDF).decode() in second
@@ -53,15 +54,15 @@ async def test_an_image_a_document_and_an_answer_arrive_whole(fleet: ModelFleet)
 
 async def test_without_a_limit_of_its_own_a_session_sends_1_mib_and_gets_8(fleet: ModelFleet) -> None:
     fleet.provider.requests.clear()
-    async with openai_client(fleet.url, await fleet.token()) as (client, _):
+    async with official_clients(fleet.url, await fleet.token()) as clients:
         with pytest.raises(openai.APIStatusError) as refused:
-            await client.chat.completions.create(model="model", messages=message_with(image=IMAGE))
+            await clients.openai.chat.completions.create(model="model", messages=message_with(image=IMAGE))
         assert (refused.value.status_code, refused.value.code) == (413, "payload_too_large")
         assert str(1024 * 1024) in refused.value.message
         assert not fleet.provider.requests
         fleet.provider.set_responses(ScriptedResponse(body=CHAT.answer("x" * DEFAULT_REPLY_BYTES)))
         with pytest.raises(openai.APIStatusError) as too_large:
-            await client.chat.completions.create(model="model", messages=message_with())
+            await clients.openai.chat.completions.create(model="model", messages=message_with())
         assert (too_large.value.status_code, too_large.value.code) == (502, "reply_too_large")
 
 
@@ -91,21 +92,12 @@ async def test_answers_over_8_mib_pass_where_a_session_allows_them(fleet: ModelF
         for is_replayed in (False, True):
             result = await client.send(request, request_id="large")
             assert (result.raw_text == LARGE_ANSWER, result.replayed) == (True, is_replayed)
-
-
-async def test_what_no_session_may_send_is_not_published(fleet: ModelFleet) -> None:
-    running = fleet.fleet.running
-    token = await fleet.token(max_body_bytes=MAX_BODY_BYTES)
-    async with connect(running.broker_url, token, memory=running.memory) as client:
-        request = InvokeRequest(messages=[ChatMessage(role="user", content="x" * MAX_BODY_BYTES)], target="echo")
-        with pytest.raises(PayloadTooLarge):
-            await client.send(request)
+        with pytest.raises(PayloadTooLarge):  # no session may send it: it is not published
+            await client.send(InvokeRequest(messages=[ChatMessage(role="user", content="x" * MAX_BODY_BYTES)]))
         assert (await client.invoke(question="And this?", target="echo")).raw_text == "And this?"
 
 
 async def test_a_body_without_a_declared_length_has_the_same_limit(fleet: ModelFleet) -> None:
-    import httpx2
-
     async def pieces() -> Any:
         yield b'{"question": "'
         for _ in range(30):

@@ -115,6 +115,26 @@ def test_the_rest_of_a_tools_input_is_written_as_its_beginning(written: str) -> 
     assert assembled("messages", sent_events(stream + encoder.encode_result(0, result(body)))) == own("messages", body)
 
 
+@pytest.mark.parametrize("api", APIS)
+def test_every_line_of_a_stream_is_what_an_event_stream_may_hold(api: ApiName) -> None:
+    body = translate_answer("chat", api, chat("line\nline\r\n\r\u2028data: x\n\nevent: y\n"))
+    encoder = AnswerEncoder(api, "k", "t")
+    stream = b"".join(encoder.encode_chunk(0, piece) for piece in pieces_of(api, body))
+    stream += encoder.encode_result(0, result(body)) + encoder.encode_end([result(body)])
+    lines = [line for line in stream.split(b"\n") if line]
+    assert all(line.startswith((b"data: {", b"data: [DONE]", b"event: ")) for line in lines)
+    assert assembled(api, sent_events(stream)) == own(api, body)
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_an_answer_that_was_begun_again_before_a_word_is_the_later_one(api: ApiName) -> None:
+    first, second = (translate_answer("chat", api, chat(text)) for text in ("", "uno dos"))
+    encoder = AnswerEncoder(api, "k", "t")
+    chunks = [*pieces_of(api, first)[:1], *pieces_of(api, second, 2)]
+    stream = b"".join(encoder.encode_chunk(0, chunk) for chunk in chunks) + encoder.encode_result(0, result(second))
+    assert assembled(api, sent_events(stream)) == own(api, second)
+
+
 def test_usage_is_one_event_at_the_end_where_it_is_asked_for() -> None:
     body = chat("one")
     for include_usage in (True, False):
