@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from clients.tool_session import ToolSession, assert_sent
+from clients.tool_session import PARAMETERS, ToolSession, assert_sent
 from support.client_tools import ClientTool
 from support.command_line import command_line
 
@@ -45,32 +45,8 @@ async def test_every_parameter_arrives_and_the_overflow_fails_alone(session: Too
         assert samples[question]["output"]["choices"][0]["logprobs"]["content"][0]["token"] == "Paris"
     assert len(session.bodies) == 3
     for body in session.bodies:
-        assert_sent(
-            body,
-            {
-                "temperature": 0.3,
-                "top_p": 0.2,
-                "seed": 7,
-                "stop": ["END"],
-                "frequency_penalty": 0.5,
-                "presence_penalty": 0.25,
-                "logprobs": True,
-                "top_logprobs": 2,
-                "reasoning_effort": "high",
-            },
-        )
+        assert_sent(body, PARAMETERS | {"logprobs": True, "top_logprobs": 2, "reasoning_effort": "high"})
         assert 50 in (body.get("max_tokens"), body.get("max_completion_tokens"))
-
-
-READ = """
-import sys
-from inspect_ai.log import list_eval_logs, read_eval_log
-assert len(list_eval_logs("exported")) == len(sys.argv[1:])
-for path in sys.argv[1:]:
-    log = read_eval_log(path)
-    assert read_eval_log(path, header_only=True).results == log.results
-    print(log.status, log.eval.model, len(log.samples), log.results.scores[0].metrics["mean"].value)
-"""
 
 
 AGENT = """
@@ -92,8 +68,12 @@ def answer(request):
 
 READ_STEPS = """
 import json, sys
-from inspect_ai.log import read_eval_log
-(sample,) = read_eval_log(sys.argv[1]).samples
+from inspect_ai.log import list_eval_logs, read_eval_log
+assert len(list_eval_logs("exported")) == 1
+log = read_eval_log(sys.argv[1])
+assert read_eval_log(sys.argv[1], header_only=True).results == log.results
+print(log.status, log.eval.model, log.results.scores[0].metrics["mean"].value)
+(sample,) = log.samples
 shown = []
 for one in sample.messages:
     calls = [(call.id, call.function, call.arguments) for call in getattr(one, "tool_calls", None) or []]
@@ -115,7 +95,8 @@ async def test_its_own_reader_finds_what_an_agent_did(session: ToolSession, tool
         shell.run("export", "runs/eval", "--to", "inspect", "--output", "exported")
     ended = await session.run("python read.py exported/*.json", tool)
     assert ended.code == 0, ended
-    messages, said = ended.stdout.splitlines()
+    head, messages, said = ended.stdout.splitlines()
+    assert head == "success bot 1.0"
     assert json.loads(messages) == [
         ["user", "When is high tide?", [], None, None],
         ["assistant", "", [["c1", "search", {"q": "tides"}]], None, None],
@@ -126,16 +107,3 @@ async def test_its_own_reader_finds_what_an_agent_did(session: ToolSession, tool
         ["assistant", "At 12:40.", [], None, None],
     ]
     assert said == "At 12:40. Look it up."
-
-
-async def test_its_own_reader_opens_an_exported_run(session: ToolSession, tool: ClientTool) -> None:
-    session.write("quintain.yaml", "targets: {echo: {provider: mock}}\n")
-    session.write("cases.jsonl", '{"id": "a", "question": "x", "expected": "x"}\n')
-    session.write("eval.yaml", "dataset: cases.jsonl\ngraders: [{name: same, builtin: exact}]\n")
-    session.write("read.py", READ)
-    with command_line(session.folder) as shell:
-        shell.run("run", "eval.yaml")
-        shell.run("export", "runs/eval", "--to", "inspect", "--output", "exported")
-    ended = await session.run("python read.py exported/*.json", tool)
-    assert ended.code == 0, ended
-    assert ended.stdout.split() == ["success", "echo", "1", "1.0"]

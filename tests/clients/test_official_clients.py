@@ -1,6 +1,6 @@
-"""OpenAI's and Anthropic's clients in Python and Node, told by ``quintain snippet``: parameters and exceptions.
+"""OpenAI's and Anthropic's clients, told by ``quintain snippet``: in Python the printed program, in Node all calls.
 
-Those in Python are installed for the other tests too, and run in `make test`.
+Those in Python are installed for the other tests too, and run in `make test`; tests/conformance/http has their calls.
 """
 
 from __future__ import annotations
@@ -109,17 +109,13 @@ LATE_THROTTLED = tuple(
 )
 
 
-async def calls(session: ToolSession, client: str, tool: ClientTool | None, cases: Any) -> dict[str, Any]:
+async def calls(session: ToolSession, client: str, tool: ClientTool, cases: Any) -> dict[str, Any]:
     """Make these calls with a client that knows only the variables of the snippet."""
     printed = await session.print_snippet(client)
-    program = PROGRAMS / f"{client}_calls.{'py' if tool is None else 'mjs'}"
-    interpreter = sys.executable
-    if tool is not None:
-        interpreter = "node"
-        # Node looks for packages beside the script.
-        program = shutil.copy(program, session.folder)
-        (session.folder / "node_modules").symlink_to(tool.folder(cache_folder(environment())) / tool.modules)
-    command = shlex.join([interpreter, str(program), json.dumps(list(cases))])
+    # Node looks for packages beside the script.
+    program = shutil.copy(PROGRAMS / f"{client}_calls.mjs", session.folder)
+    (session.folder / "node_modules").symlink_to(tool.folder(cache_folder(environment())) / tool.modules)
+    command = shlex.join(["node", str(program), json.dumps(list(cases))])
     ended = await session.run(f"{printed.exports}\n{command}", tool)
     assert ended.code == 0, ended
     outcomes: dict[str, Any] = json.loads(ended.stdout)
@@ -133,8 +129,20 @@ def asked(session: ToolSession) -> list[str]:
     return [question for question in questions if question != "THROTTLE"]
 
 
-async def check_calls(session: ToolSession, client: str, tool: ClientTool | None) -> None:
-    """Every parameter arrives, and every failure is the client's own exception; no answer is asked for twice."""
+in_node = pytest.mark.parametrize(
+    "client",
+    [
+        pytest.param("openai", marks=pytest.mark.tool("openai-node")),
+        pytest.param("anthropic", marks=pytest.mark.tool("anthropic-node")),
+    ],
+)
+
+
+@in_node
+async def test_in_node_parameters_arrive_and_failures_are_typed(
+    session: ToolSession, tool: ClientTool, client: str
+) -> None:
+    """No answer is asked for twice."""
     target, parameters = PARAMETERS[client]
     everything = case("all", target, "Everything?", parameters=parameters)
     outcomes = await calls(session, client, tool, [everything, *REFUSALS])
@@ -151,7 +159,8 @@ async def check_calls(session: ToolSession, client: str, tool: ClientTool | None
     assert len(asked(session)) == len(FAILURES) + 3, "no client and no worker repeats what cannot help"
 
 
-async def check_late(session: ToolSession, client: str, tool: ClientTool | None) -> None:
+@in_node
+async def test_in_node_late_failures_are_typed(session: ToolSession, tool: ClientTool, client: str) -> None:
     outcomes = await calls(session, client, tool, [*LATE, *LATE_THROTTLED])
     for late in (*LATE, *LATE_THROTTLED):
         word, seconds, kind = late["name"].split()
@@ -181,34 +190,3 @@ async def test_the_printed_program_is_answered(session: ToolSession, client: str
     ended = await session.run(f"{printed.exports}\n{shlex.quote(sys.executable)} printed.py")
     assert ended.code == 0, ended
     assert [body["messages"][-1]["content"] for body in session.bodies] == ["Hello?"]
-
-
-@pytest.mark.parametrize("client", ["openai", "anthropic"])
-async def test_in_python_parameters_arrive_and_failures_are_typed(session: ToolSession, client: str) -> None:
-    await check_calls(session, client, None)
-
-
-in_node = pytest.mark.parametrize(
-    "client",
-    [
-        pytest.param("openai", marks=pytest.mark.tool("openai-node")),
-        pytest.param("anthropic", marks=pytest.mark.tool("anthropic-node")),
-    ],
-)
-
-
-@in_node
-async def test_in_node_parameters_arrive_and_failures_are_typed(
-    session: ToolSession, tool: ClientTool, client: str
-) -> None:
-    await check_calls(session, client, tool)
-
-
-@in_node
-async def test_in_node_late_failures_are_typed(session: ToolSession, tool: ClientTool, client: str) -> None:
-    await check_late(session, client, tool)
-
-
-@in_node
-async def test_in_python_late_failures_are_typed(session: ToolSession, tool: ClientTool, client: str) -> None:
-    await check_late(session, client, None)

@@ -19,9 +19,19 @@ from support.command_line import clean_environment
 from support.memory_fleet import MemoryFleet
 from support.model_server import ModelServer, ReceivedRequest, ScriptedResponse, StreamedResponse
 from support.model_streams import chat_events
-from support.model_wires import chat_answer
+from support.model_wires import anthropic_answer, chat_answer
 
 PROGRAMS = Path(__file__).parent / "programs"
+
+#: What evaluation tools are told to send, besides a limit of 50 tokens.
+PARAMETERS: dict[str, object] = {
+    "temperature": 0.3,
+    "top_p": 0.2,
+    "seed": 7,
+    "stop": ["END"],
+    "frequency_penalty": 0.5,
+    "presence_penalty": 0.25,
+}
 
 #: What a judge of deepeval answers; to all others it is text.
 VERDICT = '{"score": 10, "reason": "it says so"}'
@@ -84,7 +94,7 @@ def answer_scripted(request: ReceivedRequest) -> ScriptedResponse | StreamedResp
             after = AFTER.search(text)
             return ScriptedResponse(status=status, body=error, delay_seconds=int(after[1]) if after else 0)
     if is_anthropic:
-        return ScriptedResponse(body=message_answer("Paris"))
+        return ScriptedResponse(body=anthropic_answer("Paris"))
     if request.path.endswith("/v1/completions"):
         return ScriptedResponse(body=completion_answer(body))
     if body.get("stream"):
@@ -97,20 +107,6 @@ def answer_scripted(request: ReceivedRequest) -> ScriptedResponse | StreamedResp
         choices: Any = answer["choices"]
         choices[0]["logprobs"] = {"content": tokens, "refusal": None}
     return ScriptedResponse(body=answer)
-
-
-def message_answer(text: str) -> dict[str, object]:
-    """A message of Anthropic's."""
-    return {
-        "id": "msg_1",
-        "type": "message",
-        "role": "assistant",
-        "model": "served",
-        "content": [{"type": "text", "text": text}],
-        "stop_reason": "end_turn",
-        "stop_sequence": None,
-        "usage": {"input_tokens": 21, "output_tokens": 9},
-    }
 
 
 def completion_answer(body: Mapping[str, Any]) -> dict[str, object]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -88,3 +88,13 @@ def at_the_vendors(monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on every URL is the vendors' own."""
     for target in (OpenAITarget, AnthropicTarget):
         monkeypatch.setattr(target, "is_vendors_host", property(lambda _: True))
+
+
+def added_paths(before: object, after: object, path: tuple[str, ...] = ()) -> Iterator[str]:
+    """The paths of what is in the second JSON value and not in the first, two keys deep."""
+    if isinstance(after, dict) and len(path) < 2:
+        old = before if isinstance(before, dict) else {}
+        for key in after:
+            yield from added_paths(old.get(key), after[key], (*path, key))
+    elif before != after:
+        yield ".".join(path)

@@ -18,7 +18,14 @@ from quintain_gateway import server
 from quintain_gateway.metrics import GatewayMetrics
 from quintain_gateway.server import LINGER_SECONDS, MAX_LINGERING, READ_BYTES, LimitedH11Protocol, run_gateway
 from quintain_gateway.settings import BindAddress, GatewayLimits
-from support.gateway_client import RawConnection, encode_body, open_gateway_client, open_raw_connection, request_head
+from support.gateway_client import (
+    RawConnection,
+    RawResponse,
+    encode_body,
+    open_gateway_client,
+    open_raw_connection,
+    request_head,
+)
 from support.memory_fleet import ADMIN_TOKEN, MemoryFleet, memory_fleet
 
 CONFIG = "targets: {echo: {provider: mock}, slow: {provider: mock, delay_ms: 1000}}\n"
@@ -42,16 +49,34 @@ async def socket(fleet: MemoryFleet) -> AsyncIterator[RawConnection]:
         yield socket
 
 
+async def response_to(socket: RawConnection, data: bytes = b"") -> RawResponse:
+    """The answer to what is sent."""
+    await socket.write(data)
+    answer = await socket.read_response()
+    assert answer is not None
+    return answer
+
+
 def invoke_head(token: str, **headers: str) -> bytes:
     return request_head("POST", "/invoke", {"Authorization": f"Bearer {token}", **headers})
 
 
-async def test_a_body_that_is_announced_too_large_is_413_before_any_of_it_came(
-    socket: RawConnection, token: str
+CHUNKS = b"".join(b"2710\r\n" + b"x" * 10_000 + b"\r\n" for _ in range(11))
+
+
+@pytest.mark.parametrize(
+    ("headers", "body"),
+    [
+        ({"Content-Length": "100001"}, b""),
+        ({"Content-Length": "100001", "Expect": "100-continue"}, b""),
+        ({"Transfer-Encoding": "chunked"}, CHUNKS),
+    ],
+    ids=["announced", "waits to be asked", "without a length"],
+)
+async def test_a_body_that_is_too_large_is_413_before_all_of_it_came(
+    socket: RawConnection, token: str, headers: dict[str, str], body: bytes
 ) -> None:
-    await socket.write(invoke_head(token, **{"Content-Length": "100001"}))
-    answer = await socket.read_response()
-    assert answer is not None
+    answer = await response_to(socket, invoke_head(token, **headers) + body)
     assert (answer.status, answer.json["code"], answer.json["charged"]) == (413, "payload_too_large", False)
 
 
@@ -60,26 +85,8 @@ async def test_who_has_no_token_that_opens_anything_hears_nothing_about_a_body(
     socket: RawConnection, path: str
 ) -> None:
     headers = {"Authorization": f"Bearer {SessionToken.mint().text}", "Content-Length": "100001"}
-    await socket.write(request_head("POST", path, headers))
-    answer = await socket.read_response()
-    assert answer is not None
+    answer = await response_to(socket, request_head("POST", path, headers))
     assert (answer.status, answer.json["error"]) == (401, "Unauthorized")
-
-
-async def test_who_waits_to_be_asked_for_a_large_body_is_never_asked(socket: RawConnection, token: str) -> None:
-    await socket.write(invoke_head(token, **{"Content-Length": "100001", "Expect": "100-continue"}))
-    answer = await socket.read_response()
-    assert answer is not None
-    assert answer.status == 413
-
-
-async def test_a_body_without_a_length_is_cut_at_the_limit(socket: RawConnection, token: str) -> None:
-    await socket.write(invoke_head(token, **{"Transfer-Encoding": "chunked"}))
-    for _ in range(11):
-        await socket.write(b"2710\r\n" + b"x" * 10_000 + b"\r\n")
-    answer = await socket.read_response()
-    assert answer is not None
-    assert answer.status == 413
 
 
 @pytest.mark.parametrize("headers", [{}, {"Connection": "close"}, {"Transfer-Encoding": "chunked"}])
@@ -106,9 +113,7 @@ async def test_a_rejected_connection_that_sends_a_body_hears_why(tmp_path: Path)
     async with memory_fleet(tmp_path, CONFIG, limits=GatewayLimits(max_connections=1)) as fleet:
         async with open_raw_connection(fleet.gateway_url), open_raw_connection(fleet.gateway_url) as rejected:
             await rejected.write(request_head("POST", "/invoke", {"Content-Length": "3000000"}))
-            await rejected.write(b"x" * 3_000_000)
-            answer = await rejected.read_response()
-        assert answer is not None
+            answer = await response_to(rejected, b"x" * 3_000_000)
         assert answer.status == 503
 
 
@@ -116,9 +121,7 @@ async def test_no_more_than_a_number_of_bytes_is_read_after_the_answer(
     socket: RawConnection, token: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "LINGER_BYTES", 500_000)
-    await socket.write(invoke_head(token, **{"Content-Length": "100000000"}))
-    answer = await socket.read_response()
-    assert answer is not None
+    answer = await response_to(socket, invoke_head(token, **{"Content-Length": "100000000"}))
     assert (answer.status, answer.headers["connection"]) == (413, "close")
     began = asyncio.get_running_loop().time()
     with pytest.raises(ConnectionError):
@@ -129,9 +132,7 @@ async def test_no_more_than_a_number_of_bytes_is_read_after_the_answer(
 
 
 async def test_the_rest_of_an_answered_body_is_not_heard_for_ever(socket: RawConnection, token: str) -> None:
-    await socket.write(invoke_head(token, **{"Content-Length": "100000000"}))
-    answer = await socket.read_response()
-    assert answer is not None
+    await response_to(socket, invoke_head(token, **{"Content-Length": "100000000"}))
     began = asyncio.get_running_loop().time()
 
     async def pour() -> None:
@@ -202,9 +203,7 @@ async def test_a_loop_whose_transports_have_no_block_size_is_served(
 
 
 async def test_a_slow_body_is_408(socket: RawConnection, token: str) -> None:
-    await socket.write(invoke_head(token, **{"Content-Length": "100"}) + b"{")
-    answer = await socket.read_response()
-    assert answer is not None
+    answer = await response_to(socket, invoke_head(token, **{"Content-Length": "100"}) + b"{")
     assert (answer.status, answer.json["error"]) == (408, "The body did not arrive within 0.6 s")
 
 
@@ -232,17 +231,13 @@ async def test_a_second_slow_head_on_the_same_connection_is_408_too(socket: RawC
     assert first is not None
     assert first.status == 200
     await asyncio.sleep(LIMITS.header_timeout_seconds + 0.2)  # between two requests it may take its time
-    await socket.write(b"GET /health/live HTTP/1.1\r\nX")
-    answer = await socket.read_response()
-    assert answer is not None
+    answer = await response_to(socket, b"GET /health/live HTTP/1.1\r\nX")
     assert answer.status == 408
 
 
 @pytest.mark.parametrize("size", [17_000, 60_000, 600_000])
 async def test_a_head_over_the_limit_is_431(socket: RawConnection, size: int) -> None:
-    await socket.write(request_head("GET", "/health/live", {"X": "y" * size}))
-    answer = await socket.read_response()
-    assert answer is not None
+    answer = await response_to(socket, request_head("GET", "/health/live", {"X": "y" * size}))
     assert (answer.status, answer.json["code"]) == (431, "head_too_large")
 
 
@@ -264,26 +259,20 @@ async def test_a_head_over_the_limit_is_431(socket: RawConnection, size: int) ->
     ],
 )
 async def test_what_is_no_http_is_400_and_closed(socket: RawConnection, junk: bytes) -> None:
-    await socket.write(junk + b"\r\n" * 2)
-    answer = await socket.read_response()
-    assert answer is not None
+    answer = await response_to(socket, junk + b"\r\n" * 2)
     assert (answer.status, answer.json["code"]) == (400, "bad_request")
     assert await socket.read_until_closed() == b""
 
 
 async def test_a_body_that_stops_being_http_is_refused_and_breaks_nothing(socket: RawConnection, token: str) -> None:
-    await socket.write(invoke_head(token, **{"Transfer-Encoding": "chunked"}) + b"no length\r\n")
-    answer = await socket.read_response()
-    assert answer is not None
+    answer = await response_to(socket, invoke_head(token, **{"Transfer-Encoding": "chunked"}) + b"no length\r\n")
     assert answer.status == 400
 
 
 async def test_no_answer_is_made_of_the_requests_host(fleet: MemoryFleet) -> None:
     async with open_raw_connection(fleet.gateway_url) as socket:
         for path in ("/health/live", "/health/live/", "/sessions/", "/openapi.json", "//evil.example/info"):
-            await socket.write(f"GET {path} HTTP/1.1\r\nHost: evil.example\r\n\r\n".encode())
-            answer = await socket.read_response()
-            assert answer is not None
+            answer = await response_to(socket, f"GET {path} HTTP/1.1\r\nHost: evil.example\r\n\r\n".encode())
             assert (answer.status, answer.json["code"]) == (421, "misdirected_request")
             assert b"evil" not in answer.body
             assert not any("evil" in value for value in answer.headers.values())
@@ -295,9 +284,9 @@ async def test_no_answer_is_made_of_the_requests_host(fleet: MemoryFleet) -> Non
 )
 async def test_the_gateways_own_names_are_accepted_with_any_port(socket: RawConnection, host: str) -> None:
     version = "1.1" if host else "1.0"
-    await socket.write(f"GET /health/live HTTP/{version}\r\n{f'Host: {host}' if host else 'X: y'}\r\n\r\n".encode())
-    answer = await socket.read_response()
-    assert answer is not None
+    answer = await response_to(
+        socket, f"GET /health/live HTTP/{version}\r\n{f'Host: {host}' if host else 'X: y'}\r\n\r\n".encode()
+    )
     assert answer.status == 200
 
 
@@ -319,9 +308,7 @@ async def test_the_gateways_own_names_are_accepted_with_any_port(socket: RawConn
 )
 async def test_another_host_is_misdirected(socket: RawConnection, host: str) -> None:
     for path in ("/health/live", "/v1/models"):
-        await socket.write(f"GET {path} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
-        answer = await socket.read_response()
-        assert answer is not None
+        answer = await response_to(socket, f"GET {path} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
         assert (answer.status, ("error" in answer.json)) == (421, True)
         assert isinstance(answer.json["error"], dict) == path.startswith("/v1")
 

@@ -1,4 +1,4 @@
-"""Asking for permission: repeated while it may be lost, patient while it is heard, and given up with a last word."""
+"""Asking for permission: repeated while it may be lost, a window of it at a time, and given up with a last word."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ import pytest
 
 from quintain.bus.base import PUBLISH_TIMEOUT_SECONDS, Delivery, Envelope
 from quintain.bus.memory import MemoryBus
+from quintain.contracts.invoke import FaultReply
 from quintain.contracts.ledger import Admission, Admit
-from quintain.errors import BadRequest, BrokerUnavailable, Expired
+from quintain.errors import BadRequest, BrokerUnavailable, BudgetUnavailable, Expired
 from quintain.rpc.requests import RpcClient
 from quintain.timings import Clock, Timings
 from quintain.topology import Exchange, admit_topology
+from quintain_worker import admissions
 from quintain_worker.admissions import AdmissionClient
 from support.fake_ledger_service import FakeLedgerService, grant
 from support.quick import timings
@@ -243,3 +245,97 @@ async def test_while_nothing_can_be_sent_an_admit_waits_once_however_long(
         await waiting
     assert going == [1, 1]
     published.set()
+
+
+# Many admits of one worker: a window of them is under way, and silence is counted from the last answer to any.
+
+WINDOW = 4
+SILENCE_SECONDS = FAST.ledger_silence_seconds
+
+
+@pytest.fixture
+def many_admits(
+    admission_client: AdmissionClientUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> AdmissionClientUnderTest:
+    """The client with a window of `WINDOW`."""
+    monkeypatch.setattr(admissions, "MAX_UNDER_WAY", WINDOW)
+    return admission_client
+
+
+async def test_a_ledger_that_is_slower_than_its_silence_admits_all_and_has_few_at_a_time(
+    many_admits: AdmissionClientUnderTest, ledger: FakeLedgerService
+) -> None:
+    loop = asyncio.get_running_loop()
+    asked, granted = set[str](), set[str]()
+    free_at = loop.time()
+
+    def one_at_a_time(ask: Admit) -> Admission | None:
+        nonlocal free_at
+        asked.add(ask.attempt_id)
+        assert len(asked - granted) <= WINDOW
+        if loop.time() < free_at:
+            return None
+        free_at = loop.time() + 0.02
+        granted.add(ask.attempt_id)
+        return grant(ask)
+
+    ledger.admit_policy = one_at_a_time
+    began = loop.time()
+    answers = await asyncio.gather(*(many_admits.admit(f"r{number}") for number in range(30)))
+    assert all(answers)
+    assert loop.time() - began > 1.5 * SILENCE_SECONDS
+
+
+async def test_any_answer_of_a_metadata_service_ends_the_silence(
+    many_admits: AdmissionClientUnderTest, ledger: FakeLedgerService
+) -> None:
+    ledger.admit_policy = lambda _: None
+    waiting = many_admits.admit("r1")
+    for _ in range(10):
+        await asyncio.sleep(SILENCE_SECONDS / 5)
+        many_admits.admission_client.note_renewal(None)
+    assert not waiting.done()
+    with pytest.raises(BudgetUnavailable):
+        await waiting
+
+
+async def test_what_is_held_makes_room_for_the_next(
+    many_admits: AdmissionClientUnderTest, ledger: FakeLedgerService
+) -> None:
+    ledger.admit_policy = lambda ask: "held" if ask.request_id != "r9" else grant(ask)
+    held = [many_admits.admit(f"r{number}") for number in range(9)]
+    assert await many_admits.admit("r9") is not None
+    assert not any(task.done() for task in held)
+    many_admits.admission_client.stop()
+    assert await asyncio.gather(*held) == [None] * 9
+
+
+async def test_behind_the_window_there_is_only_the_deadline(
+    many_admits: AdmissionClientUnderTest, ledger: FakeLedgerService
+) -> None:
+    ledger.admit_policy = lambda _: None
+    first = [many_admits.admit(f"r{number}") for number in range(WINDOW)]
+    behind = many_admits.admit(f"r{WINDOW}", seconds=2)
+    for waiting in first:
+        with pytest.raises(BudgetUnavailable):
+            await waiting
+    ledger.admit_policy = grant
+    assert await behind is not None
+
+
+async def test_at_the_deadline_the_ledger_is_asked_for_its_word(
+    many_admits: AdmissionClientUnderTest, ledger: FakeLedgerService
+) -> None:
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + 0.2
+
+    def decide(ask: Admit) -> Admission | str:
+        if loop.time() < deadline:
+            return "held"
+        return Admission(attempt_id=ask.attempt_id, fault=FaultReply.from_fault(Expired("the ledger's word")))
+
+    ledger.admit_policy = decide
+    admission = await many_admits.admit("r1", seconds=0.2)
+    assert admission is not None
+    assert admission.fault is not None
+    assert (admission.fault.charged, admission.fault.charge_unknown) == (False, None)

@@ -8,7 +8,7 @@ adds has no sample here, and fails the first test. To write the tables again aft
 from __future__ import annotations
 
 import typing
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -21,12 +21,12 @@ import openai.types.responses.response_create_params
 import pytest
 
 from quintain.apis.policy import PUBLISHED_FIELDS
-from quintain.config.targets import AnthropicTarget, OpenAITarget
 from quintain.contracts.api_request import ApiName, ApiRequest, json_text, parse_json_object
 from quintain.errors import BadRequest
 from quintain_worker.providers.provider import ApiProvider, Provider, ProviderAnswer, ProviderFailure
+from support.model_calls import QUESTIONS, added_paths, api_provider, at_the_vendors
 from support.model_server import ModelServer, ScriptedResponse
-from support.model_wires import ANTHROPIC, CHAT, RESPONSES, Wire
+from support.model_wires import ANTHROPIC, CHAT, RESPONSES
 from support.pages import assert_documented
 
 FUNCTION: dict[str, Any] = {"name": "f", "description": "d", "parameters": {"type": "object"}}
@@ -38,101 +38,35 @@ SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type":
 #: Fields of a request that are no part of a published body: the call itself says them.
 OF_THE_CALL = frozenset({"model", "stream", "stream_options", "betas"})
 
-#: What each request is made of; each sample is added to it.
-QUESTIONS: Mapping[ApiName, dict[str, Any]] = {
-    "chat": {"messages": [{"role": "user", "content": "q"}]},
-    "responses": {"input": "q"},
-    "completions": {"prompt": "q"},
-    "embeddings": {"input": "q"},
-    "messages": {"messages": [{"role": "user", "content": "q"}], "max_tokens": 9},
-}
-
 #: A value of each field, of each API.
 SAMPLES: Mapping[ApiName, Mapping[str, Any]] = {
     "chat": {
-        "audio": {"voice": "alloy", "format": "wav"},
-        "frequency_penalty": 0.5,
-        "function_call": "auto",
-        "functions": [FUNCTION],
-        "logit_bias": {"50256": -100},
-        "logprobs": True,
-        "max_completion_tokens": 7,
-        "max_tokens": 7,
-        "messages": QUESTIONS["chat"]["messages"],
-        "metadata": {"a": "b"},
-        "modalities": ["text", "audio"],
-        "moderation": {"model": "omni-moderation-latest"},
-        "n": 2,
-        "parallel_tool_calls": False,
-        "prediction": {"type": "content", "content": "x"},
-        "presence_penalty": 0.5,
-        "prompt_cache_key": "k",
-        "prompt_cache_options": {"ttl": "1h"},
-        "prompt_cache_retention": "24h",
-        "reasoning_effort": "high",
-        "response_format": SCHEMA,
-        "safety_identifier": "s",
-        "seed": 7,
-        "service_tier": "flex",
-        "stop": ["END"],
-        "store": True,
-        "temperature": 0.5,
-        "tool_choice": "required",
-        "tools": [CHAT_TOOL],
-        "top_logprobs": 3,
-        "top_p": 0.5,
-        "user": "u",
-        "verbosity": "low",
+        "audio": {"voice": "alloy", "format": "wav"}, "frequency_penalty": 0.5, "function_call": "auto",
+        "functions": [FUNCTION], "logit_bias": {"50256": -100}, "logprobs": True, "max_completion_tokens": 7,
+        "max_tokens": 7, "messages": QUESTIONS["chat"]["messages"], "metadata": {"a": "b"},
+        "modalities": ["text", "audio"], "moderation": {"model": "omni-moderation-latest"}, "n": 2,
+        "parallel_tool_calls": False, "prediction": {"type": "content", "content": "x"}, "presence_penalty": 0.5,
+        "prompt_cache_key": "k", "prompt_cache_options": {"ttl": "1h"}, "prompt_cache_retention": "24h",
+        "reasoning_effort": "high", "response_format": SCHEMA, "safety_identifier": "s", "seed": 7,
+        "service_tier": "flex", "stop": ["END"], "store": True, "temperature": 0.5, "tool_choice": "required",
+        "tools": [CHAT_TOOL], "top_logprobs": 3, "top_p": 0.5, "user": "u", "verbosity": "low",
         "web_search_options": {},
     },
     "responses": {
-        "access_programs": ["x"],
-        "background": True,
-        "context_management": [{"type": "compaction"}],
-        "conversation": "conv_1",
-        "image": "x",
-        "include": ["message.output_text.logprobs"],
-        "input": "q",
-        "instructions": "s",
-        "max_output_tokens": 7,
-        "max_tool_calls": 2,
-        "metadata": {"a": "b"},
-        "moderation": {"model": "omni-moderation-latest"},
-        "parallel_tool_calls": False,
-        "previous_response_id": "resp_1",
-        "prompt": {"id": "pmpt_1"},
-        "prompt_cache_key": "k",
-        "prompt_cache_options": {"ttl": "1h"},
-        "prompt_cache_retention": "24h",
-        "reasoning": {"effort": "high"},
-        "safety_identifier": "s",
-        "service_tier": "flex",
-        "store": True,
-        "temperature": 0.5,
-        "text": {"verbosity": "low"},
-        "tool_choice": "required",
-        "tools": [RESPONSES_TOOL],
-        "top_logprobs": 3,
-        "top_p": 0.5,
-        "truncation": "auto",
-        "user": "u",
+        "access_programs": ["x"], "background": True, "context_management": [{"type": "compaction"}],
+        "conversation": "conv_1", "image": "x", "include": ["message.output_text.logprobs"], "input": "q",
+        "instructions": "s", "max_output_tokens": 7, "max_tool_calls": 2, "metadata": {"a": "b"},
+        "moderation": {"model": "omni-moderation-latest"}, "parallel_tool_calls": False,
+        "previous_response_id": "resp_1", "prompt": {"id": "pmpt_1"}, "prompt_cache_key": "k",
+        "prompt_cache_options": {"ttl": "1h"}, "prompt_cache_retention": "24h", "reasoning": {"effort": "high"},
+        "safety_identifier": "s", "service_tier": "flex", "store": True, "temperature": 0.5,
+        "text": {"verbosity": "low"}, "tool_choice": "required", "tools": [RESPONSES_TOOL], "top_logprobs": 3,
+        "top_p": 0.5, "truncation": "auto", "user": "u",
     },
     "completions": {
-        "best_of": 2,
-        "echo": True,
-        "frequency_penalty": 0.5,
-        "logit_bias": {"50256": -100},
-        "logprobs": 3,
-        "max_tokens": 7,
-        "n": 2,
-        "presence_penalty": 0.5,
-        "prompt": "q",
-        "seed": 7,
-        "stop": ["END"],
-        "suffix": "x",
-        "temperature": 0.5,
-        "top_p": 0.5,
-        "user": "u",
+        "best_of": 2, "echo": True, "frequency_penalty": 0.5, "logit_bias": {"50256": -100}, "logprobs": 3,
+        "max_tokens": 7, "n": 2, "presence_penalty": 0.5, "prompt": "q", "seed": 7, "stop": ["END"], "suffix": "x",
+        "temperature": 0.5, "top_p": 0.5, "user": "u",
     },
     "embeddings": {"dimensions": 3, "encoding_format": "float", "input": "q", "user": "u"},
     "messages": {
@@ -164,7 +98,7 @@ SAMPLES: Mapping[ApiName, Mapping[str, Any]] = {
         "user_profile_id": "p",
         "workspace_id": "w",
     },
-}
+}  # fmt: skip
 
 #: What a field needs beside it.
 TOOLS: Mapping[ApiName, object] = {"chat": [CHAT_TOOL], "responses": [RESPONSES_TOOL], "messages": [ANTHROPIC_TOOL]}
@@ -201,16 +135,14 @@ OLDER = {"messages": {"temperature", "top_k", "top_p"}}
 
 
 @pytest.fixture
-def at_the_vendors(monkeypatch: pytest.MonkeyPatch) -> None:
-    for target in (OpenAITarget, AnthropicTarget):
-        monkeypatch.setattr(target, "is_vendors_host", property(lambda _: True))
+def vendors_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    at_the_vendors(monkeypatch)
 
 
 @asynccontextmanager
 async def provider_of(server: ModelServer, api: ApiName) -> AsyncIterator[Provider]:
-    wire: Wire = ANTHROPIC if api == "messages" else CHAT
     server.set_responses(ScriptedResponse(body=ANSWERS[api]))
-    provider = wire.provider(server.url, **({} if api == "messages" else {"api": api}))
+    provider = api_provider(server.url, api)
     try:
         yield provider
     finally:
@@ -232,7 +164,7 @@ def test_every_field_of_the_packages_is_known(api: ApiName) -> None:
     assert PUBLISHED_FIELDS[api] - OF_THE_CALL == SAMPLES[api].keys()
 
 
-@pytest.mark.usefixtures("at_the_vendors")
+@pytest.mark.usefixtures("vendors_hosts")
 @pytest.mark.parametrize("api", SAMPLES)
 async def test_a_field_is_equal_json_at_its_own_api_or_refused_by_name(server: ModelServer, api: ApiName) -> None:
     async with provider_of(server, api) as provider:
@@ -242,7 +174,7 @@ async def test_a_field_is_equal_json_at_its_own_api_or_refused_by_name(server: M
             assert cell in (("carried", "refused") if name != "store" else (IGNORED,)), (name, cell)
 
 
-@pytest.mark.usefixtures("at_the_vendors")
+@pytest.mark.usefixtures("vendors_hosts")
 @pytest.mark.parametrize("api", ["chat", "responses", "messages"])
 async def test_the_table_of_fields_is_what_the_providers_received(server: ModelServer, api: ApiName) -> None:
     apis: list[ApiName] = [api, *(other for other in TOOLS if other != api)]
@@ -287,16 +219,6 @@ async def outcome_of(provider: Provider, request: ApiRequest) -> tuple[ProviderA
         return await ask(provider, request), ""
     except BadRequest as refused:
         return None, refused.message
-
-
-def added_paths(before: object, after: object, path: tuple[str, ...] = ()) -> Iterator[str]:
-    """The paths of what is in the second JSON value and not in the first, two keys deep."""
-    if isinstance(after, dict) and len(path) < 2:
-        old = before if isinstance(before, dict) else {}
-        for key in after:
-            yield from added_paths(old.get(key), after[key], (*path, key))
-    elif before != after:
-        yield ".".join(path)
 
 
 @pytest.mark.parametrize("api", SAMPLES)

@@ -41,7 +41,16 @@ def bound(api: ApiName | None, body: dict[str, Any], headers: dict[str, str] | N
 
 
 MESSAGES = [{"role": "user", "content": "hi"}]
-IMAGE = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}]
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}
+
+
+def turn(*content: object, role: str = "user", **fields: object) -> dict[str, Any]:
+    """A conversation of one turn with these parts."""
+    return {"messages": [{"role": role, "content": [*content], **fields}]}
+
+
+def result_of(part: object) -> dict[str, Any]:
+    return {"type": "tool_result", "tool_use_id": "x", "content": [part]}
 
 
 @pytest.mark.parametrize(
@@ -106,25 +115,15 @@ def test_the_settings_of_a_target_are_sent_too() -> None:
 @pytest.mark.parametrize(
     ("api", "body"),
     [
-        (None, {"messages": [{"role": "user", "content": IMAGE}]}),
-        (None, {"messages": [{"role": "user", "content": [{"image_url": {"url": "data:,"}}]}]}),
-        ("chat", {"messages": [{"role": "user", "content": IMAGE}]}),
+        (None, turn(IMAGE)),
+        (None, turn({"image_url": {"url": "data:,"}})),
+        ("chat", turn(IMAGE)),
         ("chat", {"messages": [{"role": "assistant", "audio": {"id": "x"}}]}),
-        ("chat", {"messages": [{"role": "tool", "tool_call_id": "x", "content": [{"type": "file", "file": {}}]}]}),
+        ("chat", turn({"type": "file", "file": {}}, role="tool", tool_call_id="x")),
         ("responses", {"input": [{"role": "user", "content": [{"type": "input_file", "file_data": "x"}]}]}),
         ("responses", {"input": [{"type": "item_reference", "id": "x"}]}),
-        ("messages", {"messages": [{"role": "user", "content": [{"type": "document", "source": {}}]}]}),
-        (
-            "messages",
-            {
-                "messages": [
-                    {
-                        "role": "user",
-                        "content": [{"type": "tool_result", "tool_use_id": "x", "content": [{"type": "image"}]}],
-                    }
-                ]
-            },
-        ),
+        ("messages", turn({"type": "document", "source": {}})),
+        ("messages", turn(result_of({"type": "image"}))),
     ],
 )
 def test_what_is_no_text_is_bounded_by_what_the_model_reads(api: ApiName | None, body: dict[str, Any]) -> None:
@@ -134,23 +133,16 @@ def test_what_is_no_text_is_bounded_by_what_the_model_reads(api: ApiName | None,
     assert bound(api, body, max_tokens=5, max_input_tokens=70_000).amount == 70_000 * IN + 5 * OUT
 
 
+CALL = {"type": "function", "function": {"arguments": "{}"}}
+CALLED = [{"role": "assistant", "tool_calls": [CALL]}, {"role": "tool", "tool_call_id": "x", "content": "4"}]
+
+
 @pytest.mark.parametrize(
     ("api", "body"),
     [
-        ("chat", {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"text": "b"}]}]}),
-        (
-            "chat",
-            {
-                "messages": [
-                    {"role": "assistant", "tool_calls": [{"type": "function", "function": {"arguments": "{}"}}]},
-                    {"role": "tool", "tool_call_id": "x", "content": "4"},
-                ]
-            },
-        ),
-        (
-            "messages",
-            {"messages": [{"role": "assistant", "content": [{"type": "tool_use", "input": {"type": "photo"}}]}]},
-        ),
+        ("chat", turn({"type": "text", "text": "a"}, {"text": "b"})),
+        ("chat", {"messages": CALLED}),
+        ("messages", turn({"type": "tool_use", "input": {"type": "photo"}}, role="assistant")),
         ("responses", {"input": [{"type": "function_call_output", "call_id": "x", "output": "4"}]}),
     ],
 )
@@ -165,32 +157,25 @@ LONG = {"type": "ephemeral", "ttl": "1h"}
 @pytest.mark.parametrize(
     ("api", "body", "name"),
     [
-        ("chat", {"messages": MESSAGES, "service_tier": "priority"}, "service_tier"),
-        ("chat", {"messages": MESSAGES, "prediction": {"type": "content", "content": "x"}}, "prediction"),
-        ("chat", {"messages": MESSAGES, "prompt": {"id": "pmpt_1"}}, "prompt"),
+        ("chat", {"service_tier": "priority"}, "service_tier"),
+        ("chat", {"prediction": {"type": "content", "content": "x"}}, "prediction"),
+        ("chat", {"prompt": {"id": "pmpt_1"}}, "prompt"),
         ("completions", {"prompt": {"id": "pmpt_1"}}, "prompt"),
-        ("responses", {"input": "x", "previous_response_id": "r"}, "previous_response_id"),
-        ("responses", {"input": "x", "tools": [{"type": "web_search"}]}, "tools.0.type"),
-        ("messages", {"messages": MESSAGES, "tools": [{"type": "bash_20250124"}]}, "tools.0.type"),
-        ("messages", {"messages": MESSAGES, "speed": "fast"}, "speed"),
-        ("messages", {"messages": MESSAGES, "cache_control": LONG}, "cache_control.ttl"),
-        ("messages", {"messages": MESSAGES, "system": [{"type": "text", "cache_control": LONG}]}, "cache_control.ttl"),
-        (
-            "messages",
-            {"messages": MESSAGES, "thinking": {"type": "enabled", "budget_tokens": 9000}},
-            "thinking.budget_tokens",
-        ),
+        ("responses", {"previous_response_id": "r"}, "previous_response_id"),
+        ("responses", {"tools": [{"type": "web_search"}]}, "tools.0.type"),
+        ("messages", {"tools": [{"type": "bash_20250124"}]}, "tools.0.type"),
+        ("messages", {"speed": "fast"}, "speed"),
+        ("messages", {"cache_control": LONG}, "cache_control.ttl"),
+        ("messages", {"system": [{"type": "text", "cache_control": LONG}]}, "cache_control.ttl"),
+        ("messages", {"thinking": {"type": "enabled", "budget_tokens": 9000}}, "thinking.budget_tokens"),
         (None, {"question": "x", "settings": {"extraBody": {"n": 3}}}, "n"),
         (None, {"question": "x", "settings": {"serviceTier": "flex"}}, "erviceTier"),
-        (
-            None,
-            {"messages": [{"role": "user", "content": [{"text": "x", "cache_control": LONG}]}]},
-            "cache_control.ttl",
-        ),
+        (None, turn({"text": "x", "cache_control": LONG}), "cache_control.ttl"),
     ],
 )
 def test_what_has_an_unknown_effect_on_the_price_is_named(api: ApiName | None, body: dict[str, Any], name: str) -> None:
-    found = bound(api, body, max_tokens=5)
+    asked = {} if api is None else {"responses": {"input": "x"}, "completions": {}}.get(api, {"messages": MESSAGES})
+    found = bound(api, {**asked, **body}, max_tokens=5)
     assert found.amount is None
     assert name in str(found.problem)
 

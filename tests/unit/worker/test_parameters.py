@@ -7,8 +7,7 @@ purpose: ``QUINTAIN_RECORD_SNAPSHOTS=1 make test ARGS=tests/unit/worker/test_par
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from quintain.errors import ConfigError, UnsupportedParameter
 from quintain.settings import environment
 from quintain_worker.providers.factory import build_provider
 from quintain_worker.providers.provider import Billing, Provider, ProviderAnswer, ProviderContext, ProviderFailure
+from support.model_calls import added_paths, call, failed_call, wires
 from support.model_server import ModelServer, ScriptedResponse
 from support.model_wires import ANTHROPIC, CHAT, RESPONSES, WIRES, Wire
 from support.pages import assert_documented
@@ -29,74 +29,40 @@ TOOL: dict[str, Any] = {"type": "function", "function": {"name": "clock", "param
 
 #: A value of each setting that changes an answer, and what goes with it.
 SAMPLES: Mapping[str, Mapping[str, Any]] = {
-    "temperature": {"temperature": 0.7},
-    "maxTokens": {"maxTokens": 77},
-    "topP": {"topP": 0.2},
-    "topK": {"topK": 5},
-    "minP": {"minP": 0.1},
-    "frequencyPenalty": {"frequencyPenalty": 0.5},
-    "presencePenalty": {"presencePenalty": -0.5},
-    "repetitionPenalty": {"repetitionPenalty": 1.1},
-    "logitBias": {"logitBias": {"50256": -100}},
-    "seed": {"seed": 7},
-    "stop": {"stop": ["END"]},
-    "logprobs": {"logprobs": True},
-    "topLogprobs": {"topLogprobs": 3},
-    "reasoningEffort": {"reasoningEffort": "high"},
-    "thinking": {"thinking": {"type": "enabled", "budget_tokens": 2048}},
-    "verbosity": {"verbosity": "low"},
+    "temperature": {"temperature": 0.7}, "maxTokens": {"maxTokens": 77}, "topP": {"topP": 0.2}, "topK": {"topK": 5},
+    "minP": {"minP": 0.1}, "frequencyPenalty": {"frequencyPenalty": 0.5},
+    "presencePenalty": {"presencePenalty": -0.5}, "repetitionPenalty": {"repetitionPenalty": 1.1},
+    "logitBias": {"logitBias": {"50256": -100}}, "seed": {"seed": 7}, "stop": {"stop": ["END"]},
+    "logprobs": {"logprobs": True}, "topLogprobs": {"topLogprobs": 3}, "reasoningEffort": {"reasoningEffort": "high"},
+    "thinking": {"thinking": {"type": "enabled", "budget_tokens": 2048}}, "verbosity": {"verbosity": "low"},
     "modalities": {"modalities": ["text", "audio"]},
     "responseFormat": {"responseFormat": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}},
-    "tools": {"tools": [TOOL]},
-    "toolChoice": {"toolChoice": "required", "tools": [TOOL]},
+    "tools": {"tools": [TOOL]}, "toolChoice": {"toolChoice": "required", "tools": [TOOL]},
     "parallelToolCalls": {"parallelToolCalls": False, "tools": [TOOL]},
     "extraBody": {"extraBody": {"metadata": {"user_id": "u"}}},
-}
-
-wires = pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.name)
-
-
-@asynccontextmanager
-async def closing(provider: Provider) -> AsyncIterator[Provider]:
-    try:
-        yield provider
-    finally:
-        await provider.close()
+}  # fmt: skip
 
 
 async def ask(provider: Provider, settings: Mapping[str, Any]) -> ProviderAnswer:
-    request = InvokeRequest.model_validate({"question": "q", "settings": dict(settings)})
-    return await provider.answer(request, timeout_seconds=10)
+    return await provider.answer(request_of(settings), timeout_seconds=10)
+
+
+def request_of(settings: Mapping[str, Any]) -> InvokeRequest:
+    return InvokeRequest.model_validate({"question": "q", "settings": dict(settings)})
 
 
 async def body_of(server: ModelServer, wire: Wire, sent: Mapping[str, Any], **target: object) -> dict[str, Any]:
     """What a model's provider is sent for these settings."""
     server.set_responses(ScriptedResponse(body=wire.answer("Fine.")))
-    async with closing(wire.provider(server.url, **target)) as provider:
-        await ask(provider, sent)
+    await call(wire.provider(server.url, **target), request_of(sent))
     return dict(server.requests[-1].body)
 
 
 async def refusal_of(provider: Provider, settings: Mapping[str, Any]) -> UnsupportedParameter:
-    with pytest.raises(ProviderFailure) as caught:
-        await ask(provider, settings)
-    assert (caught.value.billing, caught.value.retryable, caught.value.fault.charged) == (
-        Billing.UNBILLED,
-        False,
-        False,
-    )
-    assert isinstance(caught.value.fault, UnsupportedParameter)
-    return caught.value.fault
-
-
-def added_paths(before: object, after: object, path: tuple[str, ...] = ()) -> Iterator[str]:
-    """The paths of what is in the second JSON value and not in the first, two keys deep."""
-    if isinstance(after, dict) and len(path) < 2:
-        old = before if isinstance(before, dict) else {}
-        for key in after:
-            yield from added_paths(old.get(key), after[key], (*path, key))
-    elif before != after:
-        yield ".".join(path)
+    failed = await failed_call(provider, request_of(settings))
+    assert (failed.billing, failed.retryable, failed.fault.charged) == (Billing.UNBILLED, False, False)
+    assert isinstance(failed.fault, UnsupportedParameter)
+    return failed.fault
 
 
 async def model_cell(server: ModelServer, wire: Wire, provider: Provider, name: str, own_name: str) -> str:
@@ -149,70 +115,57 @@ async def test_the_table_in_the_docs_is_what_the_providers_received(
         rows.append([name, *cells])
     for provider in (command, function, *(provider for _, provider in models)):
         await provider.close()
-    heads = [
-        "`openai`",
-        "`openai` with `base_url`",
-        "`openai`, `api: responses`",
-        "`anthropic`",
-        "`python`",
-        "`command`",
-    ]
+    models_heads = ["`openai`", "`openai` with `base_url`", "`openai`, `api: responses`", "`anthropic`"]
+    heads = [*models_heads, "`python`", "`command`"]
     lines = [["setting", *heads], *([f"`{row[0]}`", *row[1:]] for row in rows)]
     assert_documented("parameters", lines)
 
 
 @wires
-@pytest.mark.parametrize("name", sorted(DEFAULT_VALUES))
-async def test_a_default_value_is_accepted_everywhere(server: ModelServer, wire: Wire, name: str) -> None:
+async def test_a_default_value_is_accepted_everywhere(server: ModelServer, wire: Wire) -> None:
     server.set_responses(ScriptedResponse(body=wire.answer("Fine.")))
-    async with closing(wire.provider(server.url)) as provider:
-        for value in DEFAULT_VALUES[name]:
-            assert (await ask(provider, {name: value})).ignored == ()
-            assert (await ask(provider, {name: None})).ignored == ()
+    for name, values in DEFAULT_VALUES.items():
+        for value in (None, *values):
+            assert (await call(wire.provider(server.url), request_of({name: value}))).ignored == ()
 
 
 @wires
 async def test_what_is_ignored_on_request_is_named(server: ModelServer, wire: Wire) -> None:
     server.set_responses(ScriptedResponse(body=wire.answer("Fine.")))
     settings = {"modalities": ["audio"], "best_guess": 1, "unsupported": "ignore", "temperature": 0.5}
-    async with closing(wire.provider(server.url)) as provider:
-        answer = await ask(provider, settings)
+    answer = await call(wire.provider(server.url), request_of(settings))
     assert sorted(answer.ignored) == ["best_guess", "modalities"]
     assert server.requests[0].body["temperature"] == 0.5
     assert not {"modalities", "best_guess", "unsupported"} & server.requests[0].body.keys()
 
 
-@wires
-async def test_a_setting_of_no_known_name_is_refused_and_the_nearest_one_named(server: ModelServer, wire: Wire) -> None:
-    async with closing(wire.provider(server.url)) as provider:
-        fault = await refusal_of(provider, {"temprature": 0.5})
-    assert fault.parameter == "temprature"
-    assert "'temperature'" in fault.message
-    assert not server.requests
-
-
-async def test_a_setting_of_no_known_name_is_refused_by_every_other_provider_too(tmp_path: Path) -> None:
+async def test_a_setting_of_no_known_name_is_refused_and_the_nearest_one_named(
+    server: ModelServer, tmp_path: Path
+) -> None:
     (tmp_path / "never_called.py").write_text("def answer(request):\n    raise AssertionError\n")
     targets = [
         MockTarget(provider="mock"),
         CommandTarget(provider="command", command=["true"]),
         PythonTarget(provider="python", callable="never_called:answer"),
     ]
-    for target in targets:
-        async with closing(build_provider("it", target, ProviderContext(tmp_path, {}))) as provider:
-            assert (await refusal_of(provider, {"guided_json": {}})).parameter == "guided_json"
+    context = ProviderContext(tmp_path, {})
+    providers = [
+        *(build_provider("it", target, context) for target in targets),
+        *(w.provider(server.url) for w in WIRES),
+    ]
+    for provider in providers:
+        fault = await refusal_of(provider, {"temprature": 0.5})
+        assert (fault.parameter, "'temperature'" in fault.message) == ("temprature", True)
+    assert not server.requests
 
 
 @wires
 @pytest.mark.parametrize("name", ["model", "messages", "input", "stream", "n", "temperature", "previous_response_id"])
 async def test_the_extra_body_replaces_nothing_that_is_sent_already(server: ModelServer, wire: Wire, name: str) -> None:
-    settings = {"temperature": 0.5, "extraBody": {name: 1}}
-    async with closing(wire.provider(server.url)) as provider:
-        with pytest.raises(ProviderFailure) as caught:
-            await ask(provider, settings)
-    assert f"settings.extraBody.{name}: " in caught.value.fault.message
-    assert (caught.value.fault.status, caught.value.billing) == (400, Billing.UNBILLED)
-    assert not server.requests
+    settings = request_of({"temperature": 0.5, "extraBody": {name: 1}})
+    failed = await failed_call(wire.provider(server.url), settings)
+    assert f"settings.extraBody.{name}: " in failed.fault.message
+    assert (failed.fault.status, failed.billing, server.requests) == (400, Billing.UNBILLED, [])
 
 
 @wires
@@ -237,8 +190,3 @@ async def test_fields_that_share_an_object_are_sent_together(server: ModelServer
     both = {"tools": [TOOL], "toolChoice": "required", "parallelToolCalls": False}
     choice = {"type": "any", "disable_parallel_tool_use": True}
     assert (await body_of(server, ANTHROPIC, both))["tool_choice"] == choice
-
-
-async def test_an_effort_that_anthropic_has_no_word_for_is_refused(server: ModelServer) -> None:
-    async with closing(ANTHROPIC.provider(server.url)) as provider:
-        assert (await refusal_of(provider, {"reasoningEffort": "minimal"})).parameter == "reasoningEffort"
