@@ -57,7 +57,7 @@ RUN_BY = {
     "make bench": "Makefile",
     "make bench-check": ".ci/run",
     "make bench-peers": "Makefile",
-    "make docs": ".ci/run",
+    "make docs": "Makefile",
     "make faults": "Makefile",
     "make soak": "Makefile",
     "make flood": "Makefile",

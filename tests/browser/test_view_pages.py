@@ -41,29 +41,21 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
         yield shell
 
 
-PAGES = [
-    "/",
-    "/run/before/move",
-    "/run/after?q=broken",
-    "/run/after?show=failed&q=answer&max=0.1&sort=score",
-    "/run/after/case?id=case-001",
-    "/run/after/label",
-    "/run/after/compare/before",
-    "/run/after/compare/before?change=same",
-    "/run/after/trend",
-]
+#: The runs, a run and a case are in test_runs_page.py and test_view_questions.py.
+PAGES = ["/run/after/label", "/run/after/compare/before", "/run/after/trend"]
 
 
-def test_axe_finds_nothing_serious_and_no_page_is_wider_than_a_telephone(visitor: ViewPage) -> None:
+def test_axe_finds_nothing_serious(visitor: ViewPage) -> None:
     for path in PAGES:
+        visitor.go(path)
+        assert visitor.serious_faults_of_schemes() == {}, path
+
+
+def test_no_page_is_wider_than_a_telephone(visitor: ViewPage) -> None:
+    visitor.page.set_viewport_size({"width": 390, "height": 800})
+    for path in (*PAGES, "/run/after?show=failed&q=answer&max=0.1&sort=score", "/run/after/case?id=case-001"):
         page = visitor.go(path)
-        page.emulate_media(color_scheme="light")
-        assert visitor.serious_faults() == [], path
-        page.emulate_media(color_scheme="dark")
-        assert visitor.serious_faults() == [], path
-        page.set_viewport_size({"width": 390, "height": 800})
         assert page.evaluate("document.documentElement.scrollWidth") <= 390, path
-        page.set_viewport_size({"width": 1280, "height": 800})
 
 
 def test_the_token_is_taken_out_of_the_address_and_without_it_nothing_is_shown(

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from axe_core_python.sync_playwright import Axe
+from axe_core_python.base import AXE_SCRIPT
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
 from quintain.settings import environment
@@ -59,14 +59,25 @@ class ViewPage:
         self.page.goto(f"{self.origin}{path}")
         return self.page
 
-    def serious_faults(self) -> list[tuple[str, list[str]]]:
-        """What axe-core finds in the page that is serious or critical."""
-        found: dict[str, Any] = Axe().run(self.page)
+    def serious_faults(self, *rules: str) -> list[tuple[str, list[str]]]:
+        """What axe-core finds in the page that is serious or critical, by these rules or by all."""
+        if not self.page.evaluate("'axe' in window"):
+            self.page.evaluate(AXE_SCRIPT)
+        # Of what passes, which is nearly all, each node would be described.
+        options = {"resultTypes": ["violations"], **({"runOnly": list(rules)} if rules else {})}
+        found: list[Any] = self.page.evaluate("options => axe.run(options).then(found => found.violations)", options)
         return [
             (fault["id"], [node["html"][:120] for node in fault["nodes"]])
-            for fault in found["violations"]
+            for fault in found
             if fault["impact"] in {"serious", "critical"}
         ]
+
+    def serious_faults_of_schemes(self) -> dict[str, list[tuple[str, list[str]]]]:
+        """As `serious_faults`, in both colour schemes: only colours differ in the dark. Empty where there is none."""
+        self.page.emulate_media(color_scheme="dark")
+        dark = self.serious_faults("color-contrast")
+        self.page.emulate_media(color_scheme="light")
+        return {scheme: faults for scheme, faults in (("dark", dark), ("light", self.serious_faults())) if faults}
 
 
 def watch_problems(one: ViewPage) -> None:

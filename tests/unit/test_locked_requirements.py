@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import re
 import subprocess
@@ -16,6 +17,7 @@ from packaging.utils import canonicalize_name
 REPOSITORY = Path(__file__).parents[2]
 
 
+@functools.cache
 def locked_requirements(*words: str) -> str:
     script = REPOSITORY / "deploy" / "locked.py"
     return subprocess.run([sys.executable, script, *words], capture_output=True, text=True, check=True).stdout
