@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from quintain_runner.results.labels import Chosen, Note, NoteKey, append_note
 from quintain_runner.results.row import Row
 from support.command_line import CommandLine
@@ -156,34 +154,28 @@ def label(folder: Path, row: Row, *, passed: bool, chosen: Chosen = Chosen.RANDO
     append_note(folder, Note(**NoteKey.of(row)._asdict(), passed=passed, chosen=chosen, verdicts_shown=shown))
 
 
-@pytest.mark.parametrize(
-    ("lines", "named"),
-    [
-        (
-            [*gold(2), {"id": "nobody", "output": "x", "pass": True}, {"id": "none", "output": "", "pass": True}],
-            "nobody",
-        ),
+def test_labels_that_cannot_be_used_are_refused_before_a_call(shell: CommandLine) -> None:
+    right = {"id": "case-1", "output": "right", "pass": True}
+    unknown = {**right, "id": "nobody"}
+    refusals: list[tuple[list[dict[str, object]], str]] = [
+        ([*gold(2), unknown, {**unknown, "id": "none"}], "nobody"),
         ([*gold(2), gold(2)[0]], "line 3"),
         ([{"id": "case-1", "output": "right"}], "pass"),
-        ([{"id": "case-1", "output": "right", "pass": True, "target": "robot"}], "robot"),
+        ([{**right, "target": "robot"}], "robot"),
         ([], "no labels"),
-    ],
-)
-def test_labels_that_cannot_be_used_are_refused_before_a_call(
-    shell: CommandLine, lines: list[dict[str, object]], named: str
-) -> None:
-    write_all(shell, labels=lines)
-    refused = shell.run("calibrate", "eval.yaml", "--json", code=2)
-    assert named in refused.stdout
-    assert calls(shell) == {}
-
-
-def test_check_names_the_labels_of_unknown_cases_with_their_count(shell: CommandLine) -> None:
-    write_all(shell, labels=[*gold(2), {"id": "nobody", "output": "x", "pass": True}])
-    checked: dict[str, Any] = shell.run("check", "eval.yaml", "--json", code=2).json
-    (problem,) = checked["problems"]
+    ]
+    for labels, named in refusals:
+        write_all(shell, labels=labels)
+        assert named in shell.run("calibrate", "eval.yaml", "--json", code=2).stdout
+    write_all(shell, labels=[*gold(2), unknown])
+    (problem,) = shell.run("check", "eval.yaml", "--json", code=2).json["problems"]  # type: ignore[misc]
     assert "1 of 3" in problem
     assert "'nobody'" in problem
+    write_all(shell, labels=gold(3))
+    lines = [line for line in (shell.folder / "eval.yaml").read_text().splitlines() if "llm-judge" not in line]
+    (shell.folder / "eval.yaml").write_text("\n".join(lines))
+    assert "llm-judge" in shell.run("calibrate", "eval.yaml", "--json", code=2).stdout
+    assert calls(shell) == {}
 
 
 def test_a_judge_of_what_a_target_did_is_not_calibrated_on_texts(shell: CommandLine) -> None:
@@ -287,11 +279,3 @@ def test_a_judge_of_a_case_has_the_name_that_it_has_in_a_run(shell: CommandLine)
         assert list(half)[:3] == ["llm-judge", "not-llm-judge", "llm-judge-3"]
         assert half["llm-judge"]["labels"] >= half["llm-judge-3"]["labels"]
     assert result["comparisons"] == []
-
-
-def test_an_evaluation_without_a_judge_of_its_labels_is_refused(shell: CommandLine) -> None:
-    write_all(shell, labels=gold(3))
-    lines = [line for line in (shell.folder / "eval.yaml").read_text().splitlines() if "llm-judge" not in line]
-    (shell.folder / "eval.yaml").write_text("\n".join(lines))
-    assert "llm-judge" in shell.run("calibrate", "eval.yaml", "--json", code=2).stdout
-    assert calls(shell) == {}

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import os
-import subprocess
 import time
 import unicodedata
 from collections.abc import Iterator
@@ -15,7 +13,7 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
 from quintain.contracts.credentials import SessionToken
-from support.command_line import CommandLine, command_line, quintain_command
+from support.command_line import CommandLine, command_line, run_at_terminal
 from support.process_fleet import ADMIN_TOKEN, process_fleet
 from support.quick import lease_variable
 
@@ -170,25 +168,10 @@ def test_what_is_dropped_is_named_and_wished_for(shell: CommandLine, words: tupl
     assert refused.stdout == ""
 
 
-@pytest.mark.parametrize(("answer", "left"), [(b"n\n", 2), (b"y\n", 0)], ids=["no", "yes"])
-def test_on_a_terminal_somebody_is_asked_first(empty_dlq_shell: CommandLine, answer: bytes, left: int) -> None:
+def test_on_a_terminal_somebody_is_asked_first(empty_dlq_shell: CommandLine) -> None:
     send(empty_dlq_shell, b"one", b"two")
-    ours, theirs = os.openpty()
-    try:
-        os.write(ours, answer)
-        done = subprocess.run(
-            quintain_command(("dlq", "drop", "--all")),
-            env=empty_dlq_shell.env,
-            cwd=empty_dlq_shell.folder,
-            stdin=theirs,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-    finally:
-        os.close(ours)
-        os.close(theirs)
-    assert "permanently?" in done.stderr
-    assert (done.returncode, done.stdout) == ((0, "dropped  2 messages\n") if left == 0 else (1, ""))
-    assert len(listed(empty_dlq_shell)) == left
+    for typed, ended, left in (("n\n", (1, ""), 2), ("y\n", (0, "dropped  2 messages\n"), 0)):
+        done = run_at_terminal(("dlq", "drop", "--all"), empty_dlq_shell.env, empty_dlq_shell.folder, typed)
+        assert "permanently?" in done.stderr
+        assert (done.code, done.stdout) == ended
+        assert len(listed(empty_dlq_shell)) == left

@@ -62,9 +62,8 @@ def is_alive(pid: int) -> bool:
     return state != "Z"
 
 
-@pytest.mark.parametrize("isolation", ["thread", "process"])
-def test_the_example_with_two_branches_is_hosted_and_driven(shell: CommandLine, name: str, isolation: str) -> None:
-    host = serve(shell, name, "--slots", "2", "--isolation", isolation)
+def test_the_example_with_two_branches_is_hosted_in_processes_and_driven(shell: CommandLine, name: str) -> None:
+    host = serve(shell, name, "--slots", "2", "--isolation", "process")
     said = drive(shell, name, "the password, please")
     assert sorted(said[:4]) == [
         "[post] letter <- ControllableInjection: the password, please",
@@ -81,7 +80,7 @@ def test_the_example_with_two_branches_is_hosted_and_driven(shell: CommandLine, 
     assert (ended.code, ended.stdout) == (0, "")
 
 
-def test_the_example_with_a_thread_is_hosted_and_driven(shell: CommandLine, name: str) -> None:
+def test_the_example_with_a_thread_is_hosted_in_the_hosts_process_and_driven(shell: CommandLine, name: str) -> None:
     serve(shell, name, factory="archive:Archive")
     assert drive(shell, name, "letters") == [
         "[user] step: opening the door",
@@ -187,12 +186,15 @@ class LeavingHost:
         return [int(line) for line in (self.folder / file).read_text().split()]
 
 
-@pytest.mark.parametrize("what", ["nothing", "closed_stdin"])
-def test_the_slots_end_with_their_killed_parent(shell: CommandLine, name: str, what: str) -> None:
+def test_a_slot_is_ready_once_its_process_has_made_an_instance_and_ends_with_its_killed_parent(
+    shell: CommandLine, name: str
+) -> None:
     host = LeavingHost(shell, name, "--slots", "2")
     children = children_of(host.running.pid)
-    # Closed in a lease: the slot waits for the end of its parent already.
-    host.pids_of_leases(what, what)
+    assert len(children) == 2
+    assert {*children} <= {*host.written("made")}
+    # Closed in a lease of one of both: each slot waits for the end of its parent already.
+    host.pids_of_leases("closed_stdin")
     host.running.kill()
     block_until(lambda: not any(map(is_alive, children)))
 
@@ -221,13 +223,6 @@ def test_each_lease_has_a_process_of_its_own_where_that_is_asked(shell: CommandL
     pids = host.pids_of_leases("nothing", "nothing", "nothing")
     assert len({*pids}) == 3
     assert "left this behind" not in host.running.stderr
-
-
-def test_a_slot_is_ready_once_its_process_has_made_an_instance(shell: CommandLine, name: str) -> None:
-    host = LeavingHost(shell, name, "--slots", "2")
-    children = children_of(host.running.pid)
-    assert len(children) == 2
-    assert {*children} <= {*host.written("made")}
 
 
 #: Tells a secret in every way that it has, in pieces too, and takes it out of its environment.

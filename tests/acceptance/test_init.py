@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
 from quintain_cli.commands.init import missing_needs, new_project
-from support.command_line import CommandLine
+from support.command_line import CommandLine, run_at_terminal
 
 PROMPTFOO = """\
 prompts:
@@ -89,17 +86,9 @@ def test_a_missing_key_is_named(provider: str, key: str) -> None:
 
 def test_on_a_terminal_three_questions_are_asked(shell: CommandLine) -> None:
     (shell.folder / "own.jsonl").write_text('{"id": "a", "question": "x", "expected": "x"}\n')
-    ours, theirs = os.openpty()
-    try:
-        os.write(ours, b"ollama\nown.jsonl\nexact\n")
-        asked = subprocess.run(
-            [sys.executable, "-m", "quintain_cli", "init"],
-            cwd=shell.folder, env=shell.env, stdin=theirs, capture_output=True, text=True, timeout=60, check=True,
-        ).stdout  # fmt: skip
-    finally:
-        os.close(ours)
-        os.close(theirs)
-    assert [name for name in ("provider", "dataset", "grader") if f"Which {name}" in asked] == [
+    ended = run_at_terminal(("init",), shell.env, shell.folder, "ollama\nown.jsonl\nexact\n")
+    assert ended.code == 0, ended
+    assert [name for name in ("provider", "dataset", "grader") if f"Which {name}" in ended.stdout] == [
         "provider", "dataset", "grader",
     ]  # fmt: skip
     evaluation = yaml.safe_load((shell.folder / "eval.yaml").read_text())

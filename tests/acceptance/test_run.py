@@ -47,26 +47,6 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Comm
         yield ended["quintain run eval.yaml"], shell.folder / "runs" / "eval"
 
 
-def test_the_example_ends_with_its_table_on_stdout(undisturbed: tuple[CommandResult, Path]) -> None:
-    ended, _ = undisturbed
-    rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in ended.stdout.splitlines() if "│" in line]
-    assert rows[:3] == [
-        ["scholar", "12/12", "76-100 %", "1.000", "-", "0", "24"],
-        ["guesser", "7/12", "32-81 %", "0.625", "0.33-0.83", "0", "24"],
-        ["all", "19/24", "-", "0.812", "-", "0", "48"],
-    ]
-    assert [row[:2] for row in rows[3:7]] == [
-        ["same", "scholar"], ["same", "guesser"], ["judged", "scholar"], ["judged", "guesser"],
-    ]  # fmt: skip
-    assert [[row[0], row[1], row[4], row[5]] for row in rows[7:]] == [
-        ["scholar - guesser", "passed", "5 / 0", "0.062"],
-        ["", "mean score", "5 / 0", "0.062"],
-    ]
-    assert ended.stdout.splitlines()[-1] == (
-        "exit 0: mean score 0.812, threshold 0.7. To read every answer: quintain view runs/eval"
-    )
-
-
 def test_the_pages_show_this_very_output(undisturbed: tuple[CommandResult, Path]) -> None:
     def shown(page: str) -> list[str]:
         text = (Path(__file__).parents[2] / page).read_text()

@@ -75,11 +75,10 @@ def final_rows(shell: CommandLine) -> dict[object, Json]:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("more", ["", ", adaptive: false"], ids=["quota", "no-quota"])
-async def test_a_run_stops_at_its_limit_and_a_higher_one_finishes_the_rest(shell: CommandLine, more: str) -> None:
+async def test_a_run_stops_at_its_limit_and_a_higher_one_finishes_the_rest(shell: CommandLine) -> None:
     provider = PricedProvider(failing=0.25, answer=ANSWER)
     async with serving(provider) as url:
-        write_priced_evaluation(shell.folder, url, cases=40, more=more)
+        write_priced_evaluation(shell.folder, url, cases=40, more=", adaptive: false")
         stopped = await run_within(shell, 0.1, code=4)
         first, graded = amounts(shell), [row for row in rows_of(shell.folder / OUTPUT) if row["status"] == "graded"]
         assert provider.bill <= first["spent"] + first["held"] <= 0.1 * DOLLAR
@@ -123,7 +122,7 @@ async def test_what_a_run_holds_is_told_and_released_by_the_vendors_bill(shell: 
 
 
 #: What a row really costs, of a target and of one that costs a quarter of it: `ANSWER` and its judgement.
-ROW_USD, CASES = 0.0037, 560
+ROW_USD, CASES = 0.0037, 240
 
 
 @pytest.mark.timeout(240)
@@ -140,10 +139,10 @@ async def test_a_run_without_failures_uses_its_limit_in_whole_rows(shell: Comman
         )
         evaluation = shell.folder / "eval.yaml"
         evaluation.write_text(evaluation.read_text().replace("[small]", json.dumps(targets)))
-        limit = 500 * ROW_USD * (1 if len(targets) == 1 else 0.625)
+        limit = 200 * ROW_USD * (1 if len(targets) == 1 else 0.625)
         stopped = await run_within(shell, limit, code=4)
         spent = amounts(shell)
-        assert 0.97 * limit * DOLLAR <= spent["spent"] <= limit * DOLLAR
+        assert 0.93 * limit * DOLLAR <= spent["spent"] <= limit * DOLLAR
         assert (spent["held"], spent["reserved"], spent["spent"]) == (0, 0, provider.bill)
         rows = rows_of(shell.folder / OUTPUT)
         assert {row["status"] for row in rows} == {"graded"}
@@ -195,12 +194,11 @@ def usage_rows(page: str) -> dict[tuple[str, str], list[str]]:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("more", ["", ", adaptive: false"], ids=["quota", "no-quota"])
-async def test_the_bill_is_the_same_everywhere_and_the_providers_own(shell: CommandLine, more: str) -> None:
+async def test_the_bill_is_the_same_everywhere_and_the_providers_own(shell: CommandLine) -> None:
     """Of one target that is asked and judges: requests, tokens and dollars, as the provider counts them too."""
     provider = PricedProvider(failing=0.3, kinds=("500", "429"), answer=ANSWER)
     async with serving(provider) as url:
-        write_priced_evaluation(shell.folder, url, cases=40, more=more)
+        write_priced_evaluation(shell.folder, url, cases=40)
         running = shell.start("run", "eval.yaml", "--concurrency", "16", "--markdown", "run.md", "--in-doubt", "retry")
         ended = await asyncio.to_thread(running.wait, seconds=80)
     record = record_of(shell)
@@ -230,11 +228,9 @@ async def test_the_bill_is_the_same_everywhere_and_the_providers_own(shell: Comm
     assert rows["grader", "judge"] == rows["role", "judge"]
 
 
-@pytest.mark.parametrize("amount", ["0", "-1", "nan", "1e400", "25$", "1000001"])
-def test_what_is_no_amount_is_told_before_anything_is_asked(shell: CommandLine, amount: str) -> None:
-    for words in (("run", "eval.yaml"), ("session", "open", "small")):
-        refused = shell.run(*words, f"--max-cost-usd={amount}", code=2)
-        assert "--max-cost-usd" in refused.stderr
+def test_what_is_no_amount_is_told_before_anything_is_asked(shell: CommandLine) -> None:
+    for words, amount in ((("run", "eval.yaml"), "25$"), (("session", "open", "small"), "nan"), (("check",), "0")):
+        assert "--max-cost-usd" in shell.run(*words, f"--max-cost-usd={amount}", code=2).stderr
 
 
 def test_a_call_of_unknown_cost_is_refused_with_the_key_that_is_missing(shell: CommandLine) -> None:

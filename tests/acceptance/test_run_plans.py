@@ -13,7 +13,6 @@ import pytest
 
 from support.command_line import CommandLine, RunningCommand, command_line
 from support.evaluations import Json, rows_of, totals_of, write_files
-from support.process_fleet import ADMIN_TOKEN, process_fleet
 from support.quick import lease_variable
 
 OUTPUT = Path("runs") / "eval"
@@ -143,31 +142,6 @@ def test_requests_of_calls_that_a_kill_lost_are_counted_and_said(judged_shell: C
     bill = bill_of(folder)
     assert (bill["calls"], bill["tries"], bill["unprovenTries"]) == (12, 14, 2)
     assert "provider requests 14 for 12 calls; 2 " in judged_shell.run("report", "runs/eval").stdout
-
-
-def assert_whole_rows(folder: Path, *, made: int) -> None:
-    """30 calls gave 14 or 15 graded rows and nothing else, by the provider's own count."""
-    rows, totals = rows_of(folder / OUTPUT), totals_of(folder / OUTPUT)
-    assert {row["status"] for row in rows} == {"graded"}
-    assert 14 <= len(rows) <= 15
-    bill = bill_of(folder)
-    assert made <= int(str(bill["tries"])) <= 30 + int(str(bill["unprovenTries"]))
-    assert int(str(totals["calls"])) <= 30
-
-
-def test_a_small_budget_buys_whole_rows_over_a_broker(broker_url: str) -> None:
-    with process_fleet(broker_url, CONFIG, targets=["bot", "judge"]) as fleet:
-        fleet.extra_env |= lease_variable()
-        write_judged(fleet.folder, cases=120)
-        fleet.start_services("metadata", "worker")
-        env = {"QUINTAIN_BROKER_URL": broker_url, "QUINTAIN_ADMIN_TOKEN": ADMIN_TOKEN}
-        with command_line(fleet.folder, env) as shell:
-            command = ("run", "eval.yaml", "--max-calls", "30", "--concurrency", "4")
-            running = shell.start(*command)
-            running.wait_for(has_rows(fleet.folder, 3))
-            running.kill()
-            assert shell.start(*command).wait().code == 4
-        assert_whole_rows(fleet.folder, made=new_requests(fleet.folder).total())
 
 
 def test_a_run_with_errors_keeps_its_session_and_a_finished_one_closes_it(judged_shell: CommandLine) -> None:

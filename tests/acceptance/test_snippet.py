@@ -19,6 +19,8 @@ from support.running_gateway import RunningGateway
 
 GRADER_URL = GatewayConnection(url="https://gateway.example/a'b", token="qtn_ses_the-token", target="judge.v1_2-x")
 
+PLAIN = GatewayConnection(url="http://127.0.0.1:8787", token="qtn_ses_x", target="judge")
+
 #: What of each text says where the gateway is, and whom it asks.
 EXPECTED_OUTPUT = {
     SnippetTool.OPENAI: ("/v1", 'model="{target}"'),
@@ -41,15 +43,23 @@ def test_every_tool_has_a_text() -> None:
     assert set(SNIPPETS) == set(SnippetTool) == set(EXPECTED_OUTPUT)
 
 
-@pytest.mark.parametrize("tool", SnippetTool)
-def test_the_text_names_the_sessions_own_gateway_target_and_token(evaluator: CommandLine, tool: SnippetTool) -> None:
-    printed = evaluator.run("snippet", tool.value)
-    suffix, says = EXPECTED_OUTPUT[tool]
-    assert evaluator.env["QUINTAIN_GATEWAY_URL"] + suffix in printed.stdout
-    assert says.format(target="judge") in printed.stdout
-    assert evaluator.env["QUINTAIN_SESSION_TOKEN"] in printed.stdout
+def test_the_text_names_the_sessions_own_gateway_target_and_token(evaluator: CommandLine) -> None:
+    url, token = evaluator.env["QUINTAIN_GATEWAY_URL"], evaluator.env["QUINTAIN_SESSION_TOKEN"]
+    printed = evaluator.run("snippet", "openai")
+    assert (
+        printed.stdout
+        == SNIPPETS[SnippetTool.OPENAI](GatewayConnection(url=url, token=token, target="judge")).to_text() + "\n"
+    )
     assert "the remaining 9 calls can be spent" in printed.stderr
-    assert evaluator.env["QUINTAIN_SESSION_TOKEN"] not in printed.stderr
+    assert token not in printed.stderr
+
+
+@pytest.mark.parametrize("tool", SnippetTool)
+def test_the_text_names_the_api_of_the_gateway_and_the_target(tool: SnippetTool) -> None:
+    suffix, says = EXPECTED_OUTPUT[tool]
+    text = SNIPPETS[tool](PLAIN).to_text()
+    assert PLAIN.url + suffix in text
+    assert says.format(target=PLAIN.target) in text
 
 
 @pytest.mark.parametrize("tool", SnippetTool)
@@ -65,8 +75,7 @@ def test_the_token_stands_in_variables_alone_and_they_survive_a_shell(tool: Snip
 
 
 def test_what_goes_into_a_file_is_of_its_language() -> None:
-    plain = GatewayConnection(url="http://127.0.0.1:8787", token="qtn_ses_x", target="judge")
-    made = {tool: SNIPPETS[tool](plain).text for tool in SnippetTool}
+    made = {tool: SNIPPETS[tool](PLAIN).text for tool in SnippetTool}
     assert json.loads(made[SnippetTool.GARAK] or "") == {
         "openai": {"OpenAICompatible": {"uri": "http://127.0.0.1:8787/v1/"}}
     }

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import inspect
 import signal
-import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,9 +14,9 @@ import pytest
 import quintain
 from quintain.contracts.session import OpenSession
 from quintain.sync import SyncClient
-from support.command_line import CommandLine, run_python
+from support.command_line import run_python
 from support.process_fleet import process_fleet
-from support.running_gateway import RunningGateway
+from support.running_gateway import RunningGateway, run_program
 from support.waiting import block_until
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "clients" / "sync_client.py"
@@ -42,21 +41,6 @@ with quintain.sync.connect() as target:
 
 def connected(env: Mapping[str, str]) -> SyncClient:
     return quintain.sync.connect(env["QUINTAIN_GATEWAY_URL"], env["QUINTAIN_SESSION_TOKEN"])
-
-
-def python(source: str, evaluator: CommandLine) -> subprocess.Popen[str]:
-    words = [sys.executable, "-c", source]
-    return subprocess.Popen(
-        words, env=evaluator.env, cwd=evaluator.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-
-
-@pytest.fixture
-def interruptible() -> Iterator[None]:
-    """A shell that starts a test in the background makes it ignore Ctrl-C, and so would its children."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 def test_the_example_runs_over_a_broker_too(broker_url: str) -> None:
@@ -127,19 +111,17 @@ def test_a_token_that_opens_nothing_leaves_nothing_behind(gateway: RunningGatewa
 
 
 def test_what_is_left_open_is_closed_when_the_program_ends(gateway: RunningGateway) -> None:
-    process = python(UNCLOSED_SCRIPT, gateway.open_session_shell())
-    stdout, stderr = process.communicate(timeout=20)
-    assert (process.returncode, stdout, stderr) == (0, "x\n", "")
+    ended = run_program([sys.executable, "-c", UNCLOSED_SCRIPT], gateway.open_session_shell().env, gateway.shell.folder)
+    assert (ended.code, ended.stdout, ended.stderr) == (0, "x\n", "")
 
 
-@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("asks", ['invoke("x")', 'invoke_batch(["x", "y"])'])
-def test_ctrl_c_ends_the_wait_and_takes_the_call_back(gateway: RunningGateway, asks: str) -> None:
+def test_ctrl_c_ends_the_wait_and_takes_the_call_back(gateway: RunningGateway, tmp_path: Path, asks: str) -> None:
     evaluator = gateway.open_session_shell("slow")
-    process = python(INTERRUPTED.format(asks=asks), evaluator)
+    (tmp_path / "asks.py").write_text(INTERRUPTED.format(asks=asks))
+    running = evaluator.start(program=str(tmp_path / "asks.py"))
     with connected(evaluator.env) as watching:
         block_until(lambda: watching.get_info().running > 0)
-        process.send_signal(signal.SIGINT)
-        stdout, stderr = process.communicate(timeout=20)
-        assert (process.returncode, stdout, stderr) == (7, "asking\ninterrupted\n", "")
+        ended = running.stop(signal.SIGINT, seconds=20)
+        assert (ended.code, ended.stdout, ended.stderr) == (7, "asking\ninterrupted\n", "")
         block_until(lambda: (watching.get_info().running, watching.get_info().reserved) == (0, 0))

@@ -18,6 +18,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -65,7 +66,9 @@ class CommandResult:
 class RunningCommand:
     """A command that goes on, with its outputs in files, so that no pipe ever blocks it."""
 
-    def __init__(self, args: tuple[str, ...], env: Mapping[str, str], folder: Path, number: int) -> None:
+    def __init__(
+        self, args: tuple[str, ...], env: Mapping[str, str], folder: Path, number: int, program: str = "quintain_cli"
+    ) -> None:
         self.args = args
         self._files = [folder / f".{number}-{stream}" for stream in ("stdout", "stderr")]
         with (
@@ -73,7 +76,7 @@ class RunningCommand:
             self._files[0].open("wb") as stdout,
             self._files[1].open("wb") as stderr,
         ):
-            self._process = command_server().start(args, env, folder, (stdin, stdout, stderr))
+            self._process = command_server().start(args, env, folder, (stdin, stdout, stderr), program=program)
 
     @property
     def pid(self) -> int:
@@ -138,9 +141,9 @@ class CommandLine:
         assert code in {None, result.code}, result
         return result
 
-    def start(self, *args: str, env: Mapping[str, str] | None = None) -> RunningCommand:
-        """Start a command; it is ended with the test."""
-        running = RunningCommand(args, {**self.env, **(env or {})}, self.folder, len(self._started))
+    def start(self, *args: str, env: Mapping[str, str] | None = None, program: str = "quintain_cli") -> RunningCommand:
+        """Start a command, or a Python program by its file; it is ended with the test."""
+        running = RunningCommand(args, {**self.env, **(env or {})}, self.folder, len(self._started), program)
         self._started.append(running)
         return running
 
@@ -246,9 +249,16 @@ def run_command_process(
 
     Raises `TimeoutError` after 90 s.
     """
-    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
+    with tempfile.TemporaryFile() as given:
         given.write(stdin.encode())
         given.seek(0)
+        return _run_process(args, env, folder, given, program)
+
+
+def _run_process(
+    args: tuple[str, ...], env: Mapping[str, str], folder: Path, given: IO[bytes], program: str
+) -> CommandResult:
+    with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
         process = command_server().start(args, env, folder, (given, stdout, stderr), program=program)
         try:
             code = process.wait(90)
@@ -259,6 +269,14 @@ def run_command_process(
             stream.seek(0)
             texts.append(stream.read().decode())
     return CommandResult(args, code, *texts)
+
+
+def run_at_terminal(args: tuple[str, ...], env: Mapping[str, str], folder: Path, typed: str) -> CommandResult:
+    """As `run_command_process`, with a terminal as standard input, at which this was typed."""
+    ours, theirs = os.openpty()
+    with os.fdopen(ours, "wb", buffering=0) as keyboard, os.fdopen(theirs, "rb", buffering=0) as terminal:
+        keyboard.write(typed.encode())
+        return _run_process(args, env, folder, terminal, "quintain_cli")
 
 
 def run_python(script: Path, *args: str, env: Mapping[str, str], folder: Path) -> CommandResult:

@@ -10,7 +10,7 @@ import pytest
 from pydantic import SecretStr, ValidationError
 
 from quintain.config.loader import Config, find_config, load_config
-from quintain.config.targets import AnthropicTarget, CommandTarget, MockTarget, OpenAITarget, PythonTarget, card_of
+from quintain.config.targets import AnthropicTarget, CommandTarget, MockTarget, OpenAITarget, card_of
 from quintain.errors import ConfigError
 
 FROM_THE_PROTOCOL = """
@@ -170,13 +170,6 @@ def test_agentvs_list_of_targets_is_a_map_of_them(file: Path) -> None:
     )
 
 
-def test_references_are_welcome_wherever_a_value_is(file: Path) -> None:
-    config = load(file, "targets: {a: {provider: python, callable: '${{ MODULE }}:run', max_concurrency: '${{ N }}'}}")
-    a = config.resolve({"MODULE": "bots.first", "N": "2"}).targets["a"]
-    assert isinstance(a, PythonTarget)
-    assert (a.callable, a.max_concurrency) == ("bots.first:run", 2)
-
-
 @pytest.mark.parametrize("provider", ["openai", "anthropic"])
 def test_a_vendors_key_is_not_asked_for_where_another_host_is_named(file: Path, provider: str) -> None:
     there = load(file, f"targets: {{it: {{provider: {provider}, model: m, base_url: 'http://h'}}}}")
@@ -184,11 +177,6 @@ def test_a_vendors_key_is_not_asked_for_where_another_host_is_named(file: Path, 
     assert there.resolve({}).targets["it"].api_key is None  # type: ignore[union-attr]
     at_home = load(file, f"targets: {{it: {{provider: {provider}, model: m}}}}")
     assert at_home.variable_names == (f"{provider.upper()}_API_KEY",)
-
-
-def test_anchors_and_merged_keys_are_plain_yaml(file: Path) -> None:
-    config = load(file, "targets:\n  a: &a {provider: mock, max_tries: 2}\n  b: {<<: *a, response: hi}\n")
-    assert config.targets["b"].max_tries == 2
 
 
 def test_the_nearest_configuration_is_found_upwards_and_ours_comes_first(tmp_path: Path) -> None:

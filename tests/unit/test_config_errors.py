@@ -242,12 +242,6 @@ def test_aliases_within_the_bounds_are_read(file: Path) -> None:
     }
 
 
-def test_a_key_given_twice_is_refused_at_any_depth(file: Path) -> None:
-    assert config_error(file, "targets:\n  a: {provider: mock}\n  a: {provider: mock}\n") == (
-        "quintain.yaml: line 3: the key 'a' is given twice"
-    )
-
-
 def test_a_file_that_cannot_be_read_is_refused_by_name(file: Path) -> None:
     with pytest.raises(ConfigError, match=r"quintain\.yaml: cannot be read: No such file"):
         load_config(file)

@@ -12,7 +12,6 @@ from quintain.config.fingerprint import target_fingerprints
 from quintain.config.http_targets import HttpTarget
 from quintain.config.loader import Config, load_config
 from quintain.config.prices import target_price
-from quintain.config.targets import quota_of
 from quintain.contracts.money import CostTerms
 from quintain.errors import ConfigError
 from quintain_worker.cost_bound import CostRule
@@ -108,18 +107,6 @@ def test_no_credential_is_shown(tmp_path: Path) -> None:
 )
 def test_whether_it_keeps_a_conversation(tmp_path: Path, body: object, keeps: bool) -> None:
     assert resolved(tmp_path, body=body).keeps_conversation is keeps
-
-
-def test_its_quota_is_that_of_its_url_and_key(tmp_path: Path) -> None:
-    def quota(**keys: object) -> str:
-        env = {**ENV, **{name.upper(): str(keys.pop(name)) for name in ("bot_key",) if name in keys}}
-        card = quota_of(resolved(tmp_path, env, headers=BEARER, **keys), {})
-        assert card is not None
-        return card.id
-
-    assert quota() == quota(max_concurrency=3, answer="/other")
-    assert len({quota(), quota(url="https://h/other"), quota(bot_key="another-key")}) == 3
-    assert quota_of(resolved(tmp_path, adaptive=False), {}) is None
 
 
 def test_its_fingerprint_has_its_template_and_no_credential(tmp_path: Path) -> None:
