@@ -226,13 +226,13 @@ def test_each_lease_has_a_process_of_its_own_where_that_is_asked(shell: CommandL
 
 
 #: Tells a secret in every way that it has, in pieces too, and takes it out of its environment.
-TELLING = """
+REVEALING = """
 import logging, os, sys
 from desk import Desk
 
 KEY = os.environ.pop("KEY")
 
-class Telling(Desk):
+class Revealing(Desk):
     def set_config(self, name, value):
         raise KeyError(KEY)
 
@@ -253,11 +253,11 @@ def test_nothing_that_a_hosted_target_writes_or_raises_has_a_secret_of_it(
     shell: CommandLine, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     secret = "battery-staple-horse"
-    (shell.folder / "telling.py").write_text(TELLING)
+    (shell.folder / "revealing.py").write_text(REVEALING)
     (shell.folder / "failing.py").write_text('import os\n\nraise ValueError(os.environ["KEY"])\n')
     shell = shell.with_environment({"KEY": secret})
     refused = shell.run("serve", "host", "failing:it", "--name", name, "--env-from", "KEY", code=2).stderr
-    host = serve(shell, name, "--env-from", "KEY", factory="telling:Telling")
+    host = serve(shell, name, "--env-from", "KEY", factory="revealing:Revealing")
     raised: list[BaseException] = []
 
     async def fail() -> None:

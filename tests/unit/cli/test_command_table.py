@@ -41,7 +41,7 @@ def test_every_group_has_a_help_and_commands() -> None:
     assert all(text.endswith(".") for text in GROUPS.values())
 
 
-@pytest.mark.parametrize("option", ["-h", "--help", "--version"])
+@pytest.mark.parametrize("option", ["--help", "--version"])
 def test_neither_help_nor_the_version_imports_a_command(option: str) -> None:
     words = (
         "import sys; from quintain_cli.__main__ import app; "

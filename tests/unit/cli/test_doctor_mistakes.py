@@ -9,9 +9,20 @@ from typing import Any
 
 import pytest
 
+from quintain.bus.rabbit_declarations import DeclarationCheck, DeclarationStatus
 from quintain.errors import BusError
 from quintain.settings import secret_file_paths
-from quintain_cli.broker_checks import DoctorCheck, check_broker_user, check_clock, check_transport, management_checks
+from quintain_cli.broker_checks import (
+    TRIED_VERSIONS,
+    DoctorCheck,
+    check_broker_user,
+    check_clock,
+    check_declaration,
+    check_message_size,
+    check_transport,
+    check_version,
+    management_checks,
+)
 from quintain_cli.broker_management import user_permissions
 from quintain_cli.commands.doctor import check_free_disk, check_modes, database_checks
 from quintain_cli.role_checks import check_running_roles
@@ -249,3 +260,43 @@ def test_files_named_by_variables_of_secrets_are_those_that_are_checked(tmp_path
 def test_a_full_disk_is_found(tmp_path: Path) -> None:
     found: list[DoctorCheck] = [check_free_disk(tmp_path / "not" / "there", limit) for limit in (0, 2**80)]
     assert [check.verdict for check in found] == ["ok", "fail"]
+
+
+@pytest.mark.parametrize(
+    ("version", "verdict"),
+    [
+        *((version, "ok") for version in ("3.10.8", "4.0.5", "4.3.6")),
+        *((version, "warn") for version in ("3.10.25", "4.2.1", "4.3.0", "4.4.0", "10.0", "of my own")),
+        ("3.9.29", "fail"),
+    ],
+)
+def test_a_version_is_held_against_those_that_were_tried(version: str, verdict: str) -> None:
+    line = check_version(version)
+    assert line.verdict == verdict
+    assert (line.mend is None) == (verdict == "ok")
+
+
+@pytest.mark.parametrize("page", ["kubernetes.md", "operations.md"])
+def test_the_pages_name_the_versions_that_were_tried(page: str) -> None:
+    text = (Path(__file__).parents[3] / "docs" / page).read_text()
+    assert [version for version in TRIED_VERSIONS if version not in text] == []
+
+
+@pytest.mark.parametrize(
+    ("standing", "verdict"),
+    [
+        (DeclarationStatus.SAME, "ok"),
+        (DeclarationStatus.MISSING, "warn"),
+        (DeclarationStatus.HIDDEN, "warn"),
+        (DeclarationStatus.DIFFERENT, "fail"),
+    ],
+)
+def test_only_a_difference_fails(standing: DeclarationStatus, verdict: str) -> None:
+    line = check_declaration(DeclarationCheck("quintain.invoke", standing, "the broker's word"))
+    assert line.verdict == verdict
+    assert (line.mend is None) == (verdict == "ok")
+
+
+def test_a_broker_that_takes_larger_messages_than_the_protocol_has_is_found() -> None:
+    verdicts = [check_message_size(refuses_larger=refuses).verdict for refuses in (True, False)]
+    assert verdicts == ["ok", "warn"]

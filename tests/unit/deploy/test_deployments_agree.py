@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 import yaml
 
-from support.kubernetes_manifests import REPOSITORY, Workload, objects_of_kind, services
+from support.kubernetes_manifests import (
+    REPOSITORY,
+    Workload,
+    generated_secrets,
+    names_of_kind,
+    objects_of_kind,
+    services,
+)
 
 DOCKERFILE = REPOSITORY / "deploy" / "Dockerfile"
 DEFINITIONS = REPOSITORY / "deploy" / "rabbitmq" / "definitions.json"
@@ -36,11 +43,26 @@ def test_both_have_the_same_users_with_the_same_rights() -> None:
     compose = {each["user"]: {right: each[right] for right in RIGHTS} for each in definitions()["permissions"]}
     granted = [each["spec"] for each in objects_of_kind("Permission")]
     kubernetes = {each["userReference"]["name"]: each["permissions"] for each in granted}
+    assert (len(granted), kubernetes.keys()) == (len(kubernetes), names_of_kind("User"))
+    assert {f"broker-{name}" for name in kubernetes} == {
+        name for name in generated_secrets() if name.startswith("broker-")
+    }
     assert compose == {user: have for user, have in kubernetes.items() if user not in IN_KUBERNETES_ALONE}
     tags = {each["metadata"]["name"]: each["spec"].get("tags", []) for each in objects_of_kind("User")}
     assert {each["name"]: each["tags"] for each in definitions()["users"]} == {
         user: have for user, have in tags.items() if user not in IN_KUBERNETES_ALONE
     }
+
+
+def test_the_scaler_may_look_and_nothing_else() -> None:
+    (scaler,) = [each for each in objects_of_kind("User") if each["metadata"]["name"] == "scaler"]
+    assert scaler["spec"]["tags"] == ["management"]
+    (rights,) = [
+        each["spec"]["permissions"]
+        for each in objects_of_kind("Permission")
+        if each["spec"]["userReference"]["name"] == "scaler"
+    ]
+    assert set(rights.values()) == {"^$"}
 
 
 def test_both_have_the_same_policies() -> None:
