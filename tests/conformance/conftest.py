@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance.clocked_ledger_driver import ClockedLedgerDriver
+from conformance.clocked_ledger_driver import Driver
 from conformance.transports import Transport, open_transport
 from quintain.remote.connection_thread import ConnectionThread
 from quintain_metadata.store.opening import open_ledger
@@ -23,11 +23,11 @@ async def transport(request: pytest.FixtureRequest) -> AsyncIterator[Transport]:
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-async def ledger_driver(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[ClockedLedgerDriver]:
+async def driver(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Driver]:
     on_postgres = request.param == "postgres"
     url = request.getfixturevalue("fresh_postgres_url") if on_postgres else f"sqlite://{tmp_path / 'ledger.sqlite3'}"
     ledger = await open_ledger(url)
-    desk = ClockedLedgerDriver(ledger)
+    desk = Driver(ledger)
     await desk.register()
     yield desk
     await ledger.close()

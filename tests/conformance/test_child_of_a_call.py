@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from conformance.clocked_ledger_driver import ClockedLedgerDriver
+from conformance.clocked_ledger_driver import Driver
 from quintain.contracts.credentials import SessionToken
 from quintain.contracts.ledger import Admission, OpenChild
 from quintain.contracts.session import AGENTS, Info, SessionOpened, SessionState
@@ -13,7 +13,7 @@ from quintain_metadata import handlers
 from quintain_metadata.ledger import audit, sessions, usage
 
 
-async def open_child(driver: ClockedLedgerDriver, session: SessionOpened, **altered: object) -> SessionOpened:
+async def open_child(driver: Driver, session: SessionOpened, **altered: object) -> SessionOpened:
     """Open the child of call r1, which attempt t1 of worker w1 runs."""
     fields = {
         "session_id": session.session_id,
@@ -25,27 +25,23 @@ async def open_child(driver: ClockedLedgerDriver, session: SessionOpened, **alte
         **altered,
     }
     request = OpenChild.model_validate(fields)
-    return await driver.ledger.transact(
-        lambda moment: handlers.open_child(driver.with_clock(moment), request, SessionToken.mint())
-    )
+    return await driver.transact(lambda moment: handlers.open_child(moment, request, SessionToken.mint()))
 
 
-async def info(driver: ClockedLedgerDriver, session: SessionOpened) -> Info:
-    return await driver.ledger.transact(
-        lambda moment: sessions.info_by_id(driver.with_clock(moment).now, session.session_id)
-    )
+async def info(driver: Driver, session: SessionOpened) -> Info:
+    return await driver.at_now(sessions.info_by_id, session.session_id)
 
 
-async def running_call(driver: ClockedLedgerDriver, **fields: object) -> SessionOpened:
+async def running_call(driver: Driver, **fields: object) -> SessionOpened:
     await driver.register()
     session = await driver.open_session(**fields)
     assert isinstance(await driver.admit(session, "r1", attempt="t1"), Admission)
     return session
 
 
-async def test_it_has_the_configured_terms_and_ends_with_the_call(ledger_driver: ClockedLedgerDriver) -> None:
-    session = await running_call(ledger_driver)
-    child = await info(ledger_driver, await open_child(ledger_driver, session, expires_in_seconds=86_400))
+async def test_it_has_the_configured_terms_and_ends_with_the_call(driver: Driver) -> None:
+    session = await running_call(driver)
+    child = await info(driver, await open_child(driver, session, expires_in_seconds=86_400))
     assert (child.parent_id, child.target_name, child.allowed_targets) == (session.session_id, "b", ["b", "c"])
     assert child.max_calls == 3
     assert child.expires_at is not None
@@ -53,50 +49,48 @@ async def test_it_has_the_configured_terms_and_ends_with_the_call(ledger_driver:
 
 
 @pytest.mark.parametrize("altered", [{"attempt_id": "t2"}, {"request_id": "r2"}, {"incarnation": "w2"}], ids=str)
-async def test_nobody_but_the_attempt_that_runs_the_call_opens_it(
-    ledger_driver: ClockedLedgerDriver, altered: dict[str, str]
-) -> None:
-    session = await running_call(ledger_driver)
+async def test_nobody_but_the_attempt_that_runs_the_call_opens_it(driver: Driver, altered: dict[str, str]) -> None:
+    session = await running_call(driver)
     with pytest.raises(Unauthorized):
-        await open_child(ledger_driver, session, **altered)
+        await open_child(driver, session, **altered)
 
 
-async def test_an_exported_call_has_the_call_whose_agent_made_it(ledger_driver: ClockedLedgerDriver) -> None:
-    session = await running_call(ledger_driver)
-    child = await open_child(ledger_driver, session, targets=["a"])
-    deeper = await ledger_driver.open_session(parent=child, max_calls=1)
+async def test_an_exported_call_has_the_call_whose_agent_made_it(driver: Driver) -> None:
+    session = await running_call(driver)
+    child = await open_child(driver, session, targets=["a"])
+    deeper = await driver.open_session(parent=child, max_calls=1)
     for each, name in ((child, "r2"), (deeper, "r3")):
-        assert isinstance(await ledger_driver.admit(each, name, attempt=f"of {name}"), Admission)
-    records = await ledger_driver.ledger.transact(lambda _: audit.export_page(("", ""), session_id=session.session_id))
+        assert isinstance(await driver.admit(each, name, attempt=f"of {name}"), Admission)
+    records = await driver.transact(lambda _: audit.export_page(("", ""), session_id=session.session_id))
     asker = audit.ParentCall(session_id=session.session_id, request_id="r1")
     assert {each.request_id: each.parent for each in records} == {"r1": None, "r2": asker, "r3": asker}
-    lines = await ledger_driver.ledger.transact(lambda _: usage.usage_lines(session.session_id))
+    lines = await driver.transact(lambda _: usage.usage_lines(session.session_id))
     assert [(line.target, line.grader, line.agent, line.calls) for line in lines] == [
         ("a", None, None, 1),
         ("a", AGENTS, "a", 2),
     ]
 
 
-async def test_a_call_has_one_at_a_time(ledger_driver: ClockedLedgerDriver) -> None:
-    session = await running_call(ledger_driver)
-    first, second = [await open_child(ledger_driver, session) for _ in range(2)]
-    states = [(await info(ledger_driver, one)).state for one in (first, second)]
+async def test_a_call_has_one_at_a_time(driver: Driver) -> None:
+    session = await running_call(driver)
+    first, second = [await open_child(driver, session) for _ in range(2)]
+    states = [(await info(driver, one)).state for one in (first, second)]
     assert states == [SessionState.CLOSED, SessionState.OPEN]
 
 
-async def test_it_narrows_the_session_as_any_child_does(ledger_driver: ClockedLedgerDriver) -> None:
-    session = await running_call(ledger_driver, max_calls=2, allowed_targets=["a", "b", "c"])
-    assert (await info(ledger_driver, await open_child(ledger_driver, session))).max_calls == 2
+async def test_it_narrows_the_session_as_any_child_does(driver: Driver) -> None:
+    session = await running_call(driver, max_calls=2, allowed_targets=["a", "b", "c"])
+    assert (await info(driver, await open_child(driver, session))).max_calls == 2
     with pytest.raises(ForbiddenTarget):
-        await open_child(ledger_driver, session, targets=["d"])
+        await open_child(driver, session, targets=["d"])
 
 
 @pytest.mark.parametrize(("grader", "told"), [(None, AGENTS), ("kind", "kind")])
 async def test_its_calls_are_told_apart_from_those_that_asked_for_them(
-    ledger_driver: ClockedLedgerDriver, grader: str | None, told: str
+    driver: Driver, grader: str | None, told: str
 ) -> None:
-    session = await running_call(ledger_driver, grader=grader)
-    child = await open_child(ledger_driver, session, targets=["a"])
-    assert isinstance(await ledger_driver.admit(child, "r2", attempt="t2"), Admission)
-    lines = await ledger_driver.ledger.transact(lambda _: usage.usage_lines(session.session_id))
+    session = await running_call(driver, grader=grader)
+    child = await open_child(driver, session, targets=["a"])
+    assert isinstance(await driver.admit(child, "r2", attempt="t2"), Admission)
+    lines = await driver.transact(lambda _: usage.usage_lines(session.session_id))
     assert [(line.grader, line.agent, line.calls) for line in lines] == [(grader, None, 1), (told, "a", 1)]

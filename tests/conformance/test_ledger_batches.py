@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from conformance.clocked_ledger_driver import ClockedLedgerDriver
+from conformance.clocked_ledger_driver import Driver
 from quintain.contracts.credentials import SessionToken
 from quintain.contracts.ledger import AttemptOutcome, Settle
 from quintain.errors import BudgetExhausted, Unauthorized
@@ -20,9 +20,9 @@ from support.ledger_operations import admit_operation, assert_ledger_consistent,
 CALLS = 10
 
 
-async def test_a_budget_that_ends_within_a_batch_is_spent_exactly(ledger_driver: ClockedLedgerDriver) -> None:
-    ledger = ledger_driver.ledger
-    small, large = [await ledger_driver.open_session(max_calls=count) for count in (4, 100)]
+async def test_a_budget_that_ends_within_a_batch_is_spent_exactly(driver: Driver) -> None:
+    ledger = driver.ledger
+    small, large = [await driver.open_session(max_calls=count) for count in (4, 100)]
     operations = [
         one_admit(session, f"r{number}", f"{session.session_id} {number}")
         for number in range(CALLS)
@@ -37,69 +37,67 @@ async def test_a_budget_that_ends_within_a_batch_is_spent_exactly(ledger_driver:
         for number, outcome in enumerate([AttemptOutcome.RESULT, AttemptOutcome.REFUND] * (CALLS // 2))
     ]
     await CallOperations(ledger).run(batch)
-    info = await ledger_driver.info(large)
+    info = await driver.info(large)
     assert (info.call_count, info.committed, info.refunded, info.running) == (CALLS // 2, CALLS // 2, CALLS // 2, 0)
     await assert_ledger_consistent(ledger)
 
 
-async def test_a_limit_that_is_reached_within_a_batch_is_kept(ledger_driver: ClockedLedgerDriver) -> None:
-    await ledger_driver.register(limit=3)
-    session = await ledger_driver.open_session(max_calls=CALLS)
+async def test_a_limit_that_is_reached_within_a_batch_is_kept(driver: Driver) -> None:
+    await driver.register(limit=3)
+    session = await driver.open_session(max_calls=CALLS)
     operations = [one_admit(session, f"r{number}", f"attempt {number}") for number in range(CALLS)]
-    outcomes = await CallOperations(ledger_driver.ledger).run(operations)
+    outcomes = await CallOperations(driver.ledger).run(operations)
     assert sum(map(is_granted, outcomes)) == 3
     waiting = [outcome.reason for outcome in outcomes if isinstance(outcome, Deferred)]
     assert waiting == [DeferReason.TARGET] * (CALLS - 3)
-    await assert_ledger_consistent(ledger_driver.ledger)
+    await assert_ledger_consistent(driver.ledger)
 
 
-async def test_two_attempts_at_one_call_in_a_batch_are_one_grant(ledger_driver: ClockedLedgerDriver) -> None:
-    session = await ledger_driver.open_session(max_calls=CALLS)
+async def test_two_attempts_at_one_call_in_a_batch_are_one_grant(driver: Driver) -> None:
+    session = await driver.open_session(max_calls=CALLS)
     operations = [one_admit(session, f"r{number % 5}", f"attempt {number}") for number in range(CALLS)]
-    outcomes = await CallOperations(ledger_driver.ledger).run(operations)
+    outcomes = await CallOperations(driver.ledger).run(operations)
     assert sum(map(is_granted, outcomes)) == 5
     assert sum(isinstance(outcome, Deferred) and outcome.is_duplicate for outcome in outcomes) == 5
-    assert (await ledger_driver.info(session)).call_count == 5
+    assert (await driver.info(session)).call_count == 5
 
 
-async def test_children_are_charged_with_their_parents_and_reservations_are_used(
-    ledger_driver: ClockedLedgerDriver,
-) -> None:
-    parent = await ledger_driver.open_session(max_calls=2 * CALLS)
-    child = await ledger_driver.open_session(parent=parent, max_calls=CALLS)
-    await ledger_driver.reserve(parent, [f"r{number}" for number in range(CALLS)])
+async def test_children_are_charged_with_their_parents_and_reservations_are_used(driver: Driver) -> None:
+    parent = await driver.open_session(max_calls=2 * CALLS)
+    child = await driver.open_session(parent=parent, max_calls=CALLS)
+    await driver.reserve(parent, [f"r{number}" for number in range(CALLS)])
     operations = [
         one_admit(session, f"r{number}", f"{session.session_id} {number}")
         for number in range(CALLS)
         for session in (child, parent)
     ]
-    assert all(map(is_granted, await CallOperations(ledger_driver.ledger).run(operations)))
-    assert (await ledger_driver.info(parent)).call_count == 2 * CALLS
-    assert (await ledger_driver.info(child)).call_count == CALLS
-    await assert_ledger_consistent(ledger_driver.ledger)
+    assert all(map(is_granted, await CallOperations(driver.ledger).run(operations)))
+    assert (await driver.info(parent)).call_count == 2 * CALLS
+    assert (await driver.info(child)).call_count == CALLS
+    await assert_ledger_consistent(driver.ledger)
 
 
-async def test_each_call_of_a_batch_has_its_own_number_in_its_session(ledger_driver: ClockedLedgerDriver) -> None:
-    parent = await ledger_driver.open_session(max_calls=3 * CALLS)
-    reserving = await ledger_driver.open_session(parent=parent, max_calls=CALLS, reserve=CALLS // 2)
+async def test_each_call_of_a_batch_has_its_own_number_in_its_session(driver: Driver) -> None:
+    parent = await driver.open_session(max_calls=3 * CALLS)
+    reserving = await driver.open_session(parent=parent, max_calls=CALLS, reserve=CALLS // 2)
     for batch in range(2):
         operations = [
             one_admit(session, f"r{batch}{number}", f"{session.session_id} {batch} {number}")
             for number in range(CALLS // 2)
             for session in (reserving, parent)
         ]
-        outcomes = await CallOperations(ledger_driver.ledger).run(operations)
+        outcomes = await CallOperations(driver.ledger).run(operations)
         counts = [[outcome.call_count for outcome in outcomes[place::2]] for place in range(2)]  # type: ignore[union-attr]
         first = batch * CALLS // 2 + 1
         assert sorted(counts[0]) == list(range(first, first + CALLS // 2))
         assert len(set(counts[1])) == CALLS // 2
         # The first batch of the child is paid for by what it reserved, the second is not.
-        assert (await ledger_driver.info(parent)).call_count == (batch + 1) * CALLS
-    await assert_ledger_consistent(ledger_driver.ledger)
+        assert (await driver.info(parent)).call_count == (batch + 1) * CALLS
+    await assert_ledger_consistent(driver.ledger)
 
 
-async def test_operations_of_one_call_in_a_batch_follow_each_other(ledger_driver: ClockedLedgerDriver) -> None:
-    session = await ledger_driver.open_session(max_calls=CALLS)
+async def test_operations_of_one_call_in_a_batch_follow_each_other(driver: Driver) -> None:
+    session = await driver.open_session(max_calls=CALLS)
     operations = [
         one_admit(session, "r1", "one"),
         one_settle(session, "r1", "one", AttemptOutcome.REFUND),
@@ -107,20 +105,20 @@ async def test_operations_of_one_call_in_a_batch_follow_each_other(ledger_driver
         one_settle(session, "r1", "two", AttemptOutcome.RESULT),
         one_admit(session, "r1", "three"),
     ]
-    outcomes = await CallOperations(ledger_driver.ledger).run(operations)
+    outcomes = await CallOperations(driver.ledger).run(operations)
     assert [is_granted(outcome) for outcome in outcomes[::2]] == [True, True, False]
     assert outcomes[4].is_replay
-    info = await ledger_driver.info(session)
+    info = await driver.info(session)
     assert (info.call_count, info.committed) == (1, 1)
-    await assert_ledger_consistent(ledger_driver.ledger)
+    await assert_ledger_consistent(driver.ledger)
 
 
 async def test_a_defect_of_one_settle_undoes_no_other_of_its_batch(
-    ledger_driver: ClockedLedgerDriver, monkeypatch: pytest.MonkeyPatch
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session, ledger = await ledger_driver.open_session(max_calls=CALLS), ledger_driver.ledger
+    session, ledger = await driver.open_session(max_calls=CALLS), driver.ledger
     for name in ("r1", "r2", "r3"):
-        await ledger_driver.admit_granted(session, name, attempt=name)
+        await driver.admit_granted(session, name, attempt=name)
     real = settles.reply_parameters
 
     def broken(moment: Moment, call: CallRow, settlement: Settle) -> tuple[SqlValue, ...] | None:
@@ -132,15 +130,13 @@ async def test_a_defect_of_one_settle_undoes_no_other_of_its_batch(
     batch = [one_settle(session, name, name, AttemptOutcome.RESULT) for name in ("r1", "r2", "r3")]
     outcomes = await CallOperations(ledger).run(batch)
     assert [isinstance(outcome, RuntimeError) for outcome in outcomes] == [False, True, False]
-    info = await ledger_driver.info(session)
+    info = await driver.info(session)
     assert (info.committed, info.running) == (2, 1)
     await assert_ledger_consistent(ledger)
 
 
-async def test_what_one_operation_raises_undoes_its_own_writes_and_no_others(
-    ledger_driver: ClockedLedgerDriver,
-) -> None:
-    session = await ledger_driver.open_session(max_calls=CALLS)
+async def test_what_one_operation_raises_undoes_its_own_writes_and_no_others(driver: Driver) -> None:
+    session = await driver.open_session(max_calls=CALLS)
 
     def failing(_: Moment) -> SqlProgram[object]:
         yield from execute("UPDATE session SET label = 'broken' WHERE id = ?", session.session_id)
@@ -153,9 +149,17 @@ async def test_what_one_operation_raises_undoes_its_own_writes_and_no_others(
         admit_operation(stranger, "r2", "two"),
         admit_operation(session, "r3", "three"),
     ]
-    outcomes = await asyncio.gather(*map(ledger_driver.ledger.transact, operations), return_exceptions=True)
+    outcomes = await asyncio.gather(*map(driver.ledger.transact, operations), return_exceptions=True)
     assert [is_granted(outcome) for outcome in outcomes] == [True, False, False, True]
     assert isinstance(outcomes[1], RuntimeError)
     assert isinstance(outcomes[2], Unauthorized)
-    info = await ledger_driver.info(session)
+    info = await driver.info(session)
     assert (info.call_count, info.label) == (2, None)
+
+
+@pytest.mark.parametrize("used", [-1, 2])
+async def test_a_counter_out_of_its_bounds_cannot_be_written(driver: Driver, used: int) -> None:
+    session = await driver.open_session(max_calls=1)
+    with pytest.raises(AssertionError, match="invariant"):
+        await driver.transact(lambda _: execute("UPDATE session SET used = ? WHERE id = ?", used, session.session_id))
+    assert (await driver.info(session)).call_count == 0

@@ -6,32 +6,30 @@ from pathlib import Path
 
 import pytest
 
-from conformance.clocked_ledger_driver import ClockedLedgerDriver
+from conformance.clocked_ledger_driver import Driver
 from quintain.contracts.ledger import AttemptOutcome
-from quintain.contracts.session import AmendSession, SessionState
-from quintain_metadata.ledger import sessions, targets
+from quintain_metadata.ledger import targets
 from quintain_metadata.metrics import read_gauges
 from quintain_metadata.store.opening import open_ledger, open_snapshot
 from quintain_metadata.store.schema import SCHEMA_VERSION
 
 
-async def test_the_figures_count_what_is_open(ledger_driver: ClockedLedgerDriver) -> None:
-    doubtful, closed, nearly = [await ledger_driver.open_session(max_calls=most) for most in (10, 1, 1)]
+async def test_the_figures_count_what_is_open(driver: Driver) -> None:
+    doubtful, closed, nearly = [await driver.open_session(max_calls=most) for most in (10, 1, 1)]
     for session in (doubtful, closed):
-        grant = await ledger_driver.admit_granted(session, "r1")
-        await ledger_driver.settle(session, "r1", grant.attempt_id, AttemptOutcome.IN_DOUBT)
-    await ledger_driver.admit_granted(nearly, "r1")
-    closing = AmendSession(session_id=closed.session_id, state=SessionState.CLOSED)
-    await ledger_driver.ledger.transact(lambda moment: sessions.amend_session(moment.now, closing))
-    read = await ledger_driver.ledger.transact(read_gauges)
+        grant = await driver.admit_granted(session, "r1")
+        await driver.settle(session, "r1", grant.attempt_id, AttemptOutcome.IN_DOUBT)
+    await driver.admit_granted(nearly, "r1")
+    await driver.amend(closed, state="closed")
+    read = await driver.transact(read_gauges)
     assert dict(read.sessions) == {"open": 2, "closed": 1}
     assert (read.in_doubt, read.near_limit) == (1, 1)
     assert {target.name: target.running for target in read.targets}["a"] == 1
 
 
-async def test_a_registered_target_says_how_long_it_is_paused(ledger_driver: ClockedLedgerDriver) -> None:
-    await ledger_driver.pause("a", 60_000)
-    listed = await ledger_driver.ledger.transact(lambda moment: targets.list_targets(moment.now))
+async def test_a_registered_target_says_how_long_it_is_paused(driver: Driver) -> None:
+    await driver.pause("a", 60_000)
+    listed = await driver.transact(lambda moment: targets.list_targets(moment.now))
     paused = {target.name: target.paused_until for target in listed.targets}
     assert (paused["a"] or 0) > listed.now
     assert {name for name, until in paused.items() if until is None} == set(paused) - {"a"}

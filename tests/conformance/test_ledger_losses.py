@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from conformance.clocked_ledger_driver import ClockedLedgerDriver, counters
+from conformance.clocked_ledger_driver import Driver, counters
 from quintain.contracts.ledger import Admission, Admit, AttemptOutcome
 from quintain.contracts.session import SessionOpened
 from quintain_metadata.ledger import calls
@@ -17,7 +17,7 @@ LEASE_MS = 16_000
 class Losses:
     """Runs calls at one worker after another, each of which is lost."""
 
-    def __init__(self, driver: ClockedLedgerDriver, session: SessionOpened) -> None:
+    def __init__(self, driver: Driver, session: SessionOpened) -> None:
         self.driver, self.session, self.workers = driver, session, 1
 
     async def run(self, *names: str, alone: bool | None = None) -> list[Admission]:
@@ -50,8 +50,8 @@ class Losses:
 
 
 @pytest.fixture
-async def losses(ledger_driver: ClockedLedgerDriver) -> Losses:
-    return Losses(ledger_driver, await ledger_driver.open_session())
+async def losses(driver: Driver) -> Losses:
+    return Losses(driver, await driver.open_session())
 
 
 async def test_a_call_that_ends_its_workers_is_lost_and_its_neighbour_is_answered(losses: Losses) -> None:
@@ -126,7 +126,7 @@ async def test_calls_that_are_taken_over_together_have_been_company(losses: Loss
         for name in names
     ]
     operations = [AdmitOperation(admit, "w2", admit.credential()) for admit in admits]
-    outcomes = await driver.ledger.transact(lambda moment: calls.run_batch(driver.with_clock(moment), operations))
+    outcomes = await driver.transact(lambda moment: calls.run_batch(moment, operations))
     assert [isinstance(outcome, Admission) and outcome.attempt for outcome in outcomes] == [2] * len(names)
     await losses.lose_worker()
     # Twice in company: none of it counts.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -594,30 +595,95 @@ def test_the_ledger_does_what_its_model_does(store: Store) -> None:
 
 
 class LedgerScenario:
-    """A machine told what to do, step by step, with every counter checked after each."""
+    """A machine told what to do in words, with every counter checked after each step.
+
+    ``admit w1 -> held``: a new attempt at call ``r1`` of session ``left`` asks, by this worker, and is held; another
+    call may be named (``admit w1 right/r2``). Attempts are named by their number, or as ``last``.
+    """
+
+    ENDS = MappingProxyType(
+        {
+            "result": (AttemptOutcome.RESULT, {}),
+            "charged": (AttemptOutcome.CHARGED, {"redelivered": True}),
+            "doubt": (AttemptOutcome.IN_DOUBT, {}),
+            "refund": (AttemptOutcome.REFUND, {"redelivered": True}),
+            "give_back": (AttemptOutcome.NEVER_SENT, {}),
+            "refuse": (AttemptOutcome.NEVER_SENT, {"redelivered": True}),
+            "throttle": (AttemptOutcome.THROTTLED, {}),
+            "throttle_billed": (AttemptOutcome.THROTTLED, {"unproven": True}),
+        }
+    )
 
     def __init__(self, machine: LedgerModelMachine) -> None:
         self.machine = machine
         machine.open_sessions((3, 3, 3))
 
-    def admit(self, worker: str = "w1", *, name: str = "left", request: str = "r1") -> Attempt:
-        """A new attempt asks; whatever it is told, the model said so."""
-        attempt = self.machine.attempt(name, request, worker)
-        self.machine.admit(attempt)
-        return self.checked(attempt)
+    def run(self, steps: str) -> None:
+        for step in steps.split(", "):
+            command, _, told = step.partition(" -> ")
+            verb, *words = command.split()
+            if verb in self.ENDS:
+                outcome, options = self.ENDS[verb]
+                self.machine.report(self.attempt(words[0]), outcome, **options)
+            else:
+                answer = getattr(self, verb)(*words)
+                assert told in ("", answer), step
+            self.machine.every_counter_is_the_number_of_calls_that_count()
 
-    def report(
-        self, attempt: Attempt, outcome: AttemptOutcome, *, redelivered: bool = False, unproven: bool = False
-    ) -> None:
-        self.machine.report(attempt, outcome, redelivered=redelivered, unproven=unproven)
-        self.checked(attempt)
+    def attempt(self, number: str) -> Attempt:
+        return self.machine.all[-1 if number == "last" else int(number) - 1]
 
-    def checked(self, attempt: Attempt) -> Attempt:
-        self.machine.every_counter_is_the_number_of_calls_that_count()
-        return attempt
+    def new(self, worker: str, call: str = "r1") -> Attempt:
+        """An attempt that does not ask yet."""
+        return self.machine.attempt(*self.key(call), worker)
 
-    def state(self, *, name: str = "left", request: str = "r1") -> CallState:
-        return self.machine.model.calls[name, request].state
+    def key(self, call: str) -> tuple[str, str]:
+        name, _, request = call.rpartition("/")
+        return name or "left", request
+
+    def admit(self, worker: str, call: str = "r1") -> str:
+        return self.machine.admit(self.new(worker, call))
+
+    def repeat(self, number: str) -> str:
+        return self.machine.admit(self.attempt(number))
+
+    def wait(self, milliseconds: str) -> None:
+        self.machine.let_time_pass(milliseconds=int(milliseconds))
+
+    def renew(self, worker: str) -> None:
+        self.machine.renew(worker=worker)
+
+    def lapse(self) -> None:
+        """Of the workers, the second has a lease."""
+        self.wait(str(LEASE_MS))
+        self.renew("w2")
+
+    def reserve(self, *requests: str) -> None:
+        self.machine.reserve(name="left", requests=[*requests], deadline_in_ms=30_000)
+
+    def release(self, *requests: str) -> None:
+        self.machine.release(name="left", requests=[*requests])
+
+    def cancel(self, *requests: str) -> None:
+        self.machine.cancel(name="left", requests=[*requests])
+
+    def sweep(self) -> None:
+        self.machine.sweep()
+
+    def pause(self) -> None:
+        self.machine.amend(name="left", limit=None, paused=True)
+
+    def pause_target(self, milliseconds: str) -> None:
+        self.machine.pause_the_target(milliseconds=int(milliseconds))
+
+    def limit(self, calls: str) -> None:
+        self.machine.amend(name="left", limit=int(calls), paused=False)
+
+    def calls(self) -> str:
+        """Each call: its state, how many attempts count, and whether it was cancelled."""
+        calls = sorted(self.machine.model.calls.items())
+        told = {"/".join(key): f"{call.state} {call.attempts}{' cancelled' * call.cancelled}" for key, call in calls}
+        return ", ".join(f"{key.removeprefix('left/')} {words}" for key, words in told.items())
 
 
 @pytest.fixture
@@ -627,182 +693,136 @@ def scenario(store: Store) -> Iterator[LedgerScenario]:
     machine.teardown()
 
 
-def test_an_attempt_that_was_never_granted_is_no_doubt_about_another(scenario: LedgerScenario) -> None:
-    holder = scenario.admit("w1")
-    duplicate = scenario.admit("w2")
-    scenario.report(duplicate, AttemptOutcome.NEVER_SENT, redelivered=True)
-    scenario.report(holder, AttemptOutcome.REFUND)
-    assert scenario.state() is CallState.REFUNDED
+LATE, LOST = f"wait {DEADLINE_MS}", f"wait {DEADLINE_MS + LOST_SETTLE_MS}"
+JOINED, THROTTLED = f"wait {DUPLICATE_WAIT_MS}", "admit w1 -> granted, throttle last, "
+
+#: What happens to a call, and what becomes of it.
+SCENARIOS = {
+    # Attempts.
+    "the same attempt gets the same grant": ("admit w1 -> granted, repeat 1 -> granted", "r1 running 1"),
+    "another attempt waits while the holder lives": ("admit w1 -> granted, admit w2 -> held", "r1 running 1"),
+    "and takes over when its lease lapsed": ("admit w1, lapse, admit w2 -> granted", "r1 running 2"),
+    "a call of a paused session is taken over": ("admit w1, pause, lapse, admit w2 -> granted", "r1 running 2"),
+    "one never granted is no doubt about another": ("admit w1, admit w2 -> held, refuse 2, refund 1", "r1 refunded 1"),
+    "a tombstone told twice stays one": ("admit w1, admit w2, give_back 2, give_back 2, refund 1", "r1 refunded 1"),
+    "one given up before its grant never runs": ("new w1, give_back 1, repeat 1 -> cancelled", ""),
+    "one given up whose grant was lost is none": ("admit w1, give_back 1, give_back 1, admit w2", "r1 running 1"),
+    # Ends.
+    "a result is told again": ("admit w1, result 1, result 1, admit w2 -> told", "r1 committed 1"),
+    "a charged fault is told again": ("admit w1, charged 1, admit w2 -> told", "r1 committed 1"),
+    "a doubt is told again": ("admit w1, doubt 1, admit w2 -> told", "r1 inDoubt 1"),
+    "a late result counts": ("admit w1, lapse, admit w2, result 1, admit w1 -> told", "r1 committed 2"),
+    "a refunded call may run again": ("limit 1, admit w1, refund 1, admit w1 -> granted", "r1 running 2"),
+    "with a deadline of its own": (f"admit w1, refund 1, {LATE}, renew w1, admit w1 -> granted", "r1 running 2"),
+    "a refund is no proof for a lost attempt": (
+        "admit w1, lapse, admit w2, refund 2, admit w1 -> told",
+        "r1 inDoubt 2",
+    ),
+    "a stale refund is one later": ("admit w1, lapse, admit w2, refund 1, refund 2", "r1 refunded 2"),
+    # Reservations and the clock.
+    "a refusal ends a reservation": ("reserve r1, new w1, refuse 1", "r1 released 0"),
+    "giving a call back does not": ("reserve r1, new w1, give_back 1", "r1 reserved 0"),
+    "a reservation may be given back": ("reserve r1 r2, release r1", "r1 released 0, r2 reserved 0"),
+    "and runs or is reserved again": (
+        "reserve r1 r2, release r1 r2, reserve r1, admit w1, admit w1 r2 -> granted",
+        "r1 running 1, r2 running 1",
+    ),
+    "else it ends with its deadline": (f"reserve r1, {LATE}, sweep", "r1 released 0"),
+    "a call with a living worker runs on": (f"admit w1, {LATE}, renew w1, sweep", "r1 running 1"),
+    "without one it is in doubt": (f"admit w1, {LATE}, sweep", "r1 inDoubt 1"),
+    "so is one whose settle was lost": (
+        f"admit w1, wait {DEADLINE_MS + LOST_SETTLE_MS}, renew w1, sweep",
+        "r1 inDoubt 1",
+    ),
+    "which was only late": (f"admit w1, {LOST}, sweep, result 1", "r1 committed 1"),
+    # Limits.
+    "a limit holds": ("limit 1, admit w1, admit w1 r2 -> budget_exhausted", "r1 running 1"),
+    "that of a parent too": (
+        "admit w1, admit w1 r2, admit w1 right/r1, admit w1 right/r2 -> budget_exhausted",
+        "r1 running 1, r2 running 1, right/r1 running 1",
+    ),
+    "a limit is never below what is used": ("admit w1, admit w1 r2, limit 1", "r1 running 1, r2 running 1"),
+    # Cancellations.
+    "what is unknown is -> cancelled": ("cancel r1, admit w1 -> cancelled, cancel r1", "r1 released 0 cancelled"),
+    "a reservation too, for good": (
+        "reserve r1, cancel r1, reserve r1, admit w1 -> cancelled",
+        "r1 released 0 cancelled",
+    ),
+    "a session cancels its own alone": (
+        "admit w1 right/r1, cancel r1, renew w1, repeat 1 -> granted",
+        "r1 released 0 cancelled, right/r1 running 1",
+    ),
+    "a refunded call never runs again": (
+        "admit w1, refund 1, cancel r1, admit w1 -> cancelled",
+        "r1 refunded 1 cancelled",
+    ),
+    "an answer is not -> cancelled": ("admit w1, result 1, cancel r1, admit w1 -> told", "r1 committed 1"),
+    "nor a charged fault": ("admit w1, charged 1, cancel r1, admit w1 -> told", "r1 committed 1"),
+    "nor a doubt": ("admit w1, doubt 1, cancel r1, admit w1 -> told", "r1 inDoubt 1"),
+    "the worker hears of it until it settles": (
+        "admit w1, cancel r1, renew w1, renew w1, renew w2, cancel r1, admit w2 -> held, refund 1, renew w1",
+        "r1 refunded 1 cancelled",
+    ),
+    "its end is -> told": ("admit w1, cancel r1, refund 1, admit w2 -> cancelled", "r1 refunded 1 cancelled"),
+    "an answer before the abort is one": (
+        "admit w1, cancel r1, result 1, admit w1 -> told",
+        "r1 committed 1 cancelled",
+    ),
+    "a lost grant is granted again": ("admit w1, cancel r1, repeat 1 -> granted", "r1 running 1 cancelled"),
+    "what is lost is never taken over": ("admit w1, cancel r1, lapse, admit w2 -> told", "r1 inDoubt 1 cancelled"),
+    "and ends with its deadline too": (f"admit w1, cancel r1, {LATE}, sweep", "r1 inDoubt 1 cancelled"),
+    "what is unproven is in doubt": (
+        "admit w1, lapse, admit w2, cancel r1, refund 2, admit w2 -> told",
+        "r1 inDoubt 2 cancelled",
+    ),
+    "nothing is cancelled that another waits for": ("admit w1, admit w2 -> held, cancel r1", "r1 running 1"),
+    "until that waits no more": (f"admit w1, admit w2, {JOINED}, cancel r1, renew w1", "r1 running 1 cancelled"),
+    "it may ask meanwhile": (
+        f"admit w1, admit w2, wait {DUPLICATE_WAIT_MS - 1000}, admit w2 -> held, wait 2000, cancel r1",
+        "r1 running 1",
+    ),
+    "who joins later does not uncancel": ("admit w1, cancel r1, admit w2 -> held, renew w1", "r1 running 1 cancelled"),
+    # Pauses of the target.
+    "a paused target starts nothing": ("reserve r1, pause_target 5000, admit w1 -> held", "r1 reserved 0"),
+    "until its pause is over": (
+        "reserve r1, pause_target 5000, wait 5001, renew w1, admit w1 -> granted",
+        "r1 running 1",
+    ),
+    "what runs goes on": (
+        "admit w1, pause_target 9000, repeat 1 -> granted, admit w2 -> held, result 1",
+        "r1 committed 1",
+    ),
+    "what has ended is -> told": ("admit w1, result 1, pause_target 9000, admit w1 -> told", "r1 committed 1"),
+    "no lost call is taken over": ("admit w1, pause_target 90000, lapse, admit w2 -> held", "r1 running 1"),
+    "it ends with its deadline": (f"admit w1, pause_target 90000, {LATE}, admit w2 -> told", "r1 inDoubt 1"),
+    # Throttled calls.
+    "a throttled call stays counted and its attempts are not": (
+        f"limit 1, {THROTTLED * (MAX_ATTEMPTS + 1)}admit w1 r2 -> budget_exhausted, admit w2 -> granted",
+        "r1 running 1",
+    ),
+    "it is admitted as one that never ran": ("admit w1, throttle 1, lapse, admit w2, refund 2", "r1 refunded 1"),
+    "its attempts were not lost": (
+        f"{'admit w1, throttle_billed last, ' * LOSSES_BEFORE_ALONE}admit w1, lapse, admit w2 -> granted",
+        "r1 running 2",
+    ),
+    "cancelled before, it waits no more": ("admit w1, cancel r1, throttle 1", "r1 refunded 0 cancelled"),
+    "nor where it may be billed": ("admit w1, cancel r1, throttle_billed 1", "r1 inDoubt 0 cancelled"),
+}
 
 
-def test_an_attempt_given_back_with_its_grant_on_the_way_is_no_attempt(scenario: LedgerScenario) -> None:
-    granted = scenario.admit("w1")
-    for _ in range(2):
-        scenario.report(granted, AttemptOutcome.NEVER_SENT)
-    assert scenario.state() is CallState.REFUNDED
-    scenario.admit("w2")
-    assert scenario.machine.model.calls["left", "r1"].attempts == 1
+@pytest.mark.parametrize(("steps", "calls"), SCENARIOS.values(), ids=SCENARIOS)
+def test_what_becomes_of_a_call(scenario: LedgerScenario, steps: str, calls: str) -> None:
+    scenario.run(steps)
+    assert scenario.calls() == calls
 
 
-def test_a_tombstone_told_twice_stays_one(scenario: LedgerScenario) -> None:
-    scenario.admit("w1")
-    duplicate = scenario.admit("w2")
-    for _ in range(2):
-        scenario.report(duplicate, AttemptOutcome.NEVER_SENT)
-    assert duplicate.state == "void"
-
-
-def test_a_call_that_is_taken_over_goes_on_though_its_session_was_paused(scenario: LedgerScenario) -> None:
-    scenario.admit("w1")
-    scenario.machine.amend(name="left", limit=None, paused=True)
-    scenario.machine.let_time_pass(milliseconds=LEASE_MS)
-    scenario.machine.renew(worker="w2")
-    follower = scenario.admit("w2")
-    assert follower.state == "running"
-    assert scenario.machine.model.calls["left", "r1"].attempts == 2
-
-
-def test_a_refunded_call_that_is_asked_for_again_has_a_deadline_of_its_own(scenario: LedgerScenario) -> None:
-    scenario.report(scenario.admit("w1"), AttemptOutcome.REFUND)
-    scenario.machine.let_time_pass(milliseconds=DEADLINE_MS)
-    scenario.machine.renew(worker="w1")
-    scenario.admit("w1")
-    assert scenario.state() is CallState.RUNNING
-
-
-def test_a_refusal_ends_a_reservation_and_giving_a_call_back_does_not(scenario: LedgerScenario) -> None:
-    scenario.machine.reserve(name="left", requests=["r1", "r2"], deadline_in_ms=30_000)
-    scenario.report(scenario.machine.attempt("left", "r1", "w1"), AttemptOutcome.NEVER_SENT, redelivered=True)
-    scenario.report(scenario.machine.attempt("left", "r2", "w1"), AttemptOutcome.NEVER_SENT)
-    assert (scenario.state(), scenario.state(request="r2")) == (CallState.RELEASED, CallState.RESERVED)
-
-
-def test_what_is_in_doubt_after_a_refund_says_that_it_was_charged(scenario: LedgerScenario) -> None:
-    scenario.admit("w1")
-    scenario.machine.let_time_pass(milliseconds=LEASE_MS)
-    scenario.machine.renew(worker="w2")
-    second = scenario.admit("w2")
-    scenario.report(second, AttemptOutcome.REFUND, redelivered=True)
-    assert scenario.state() is CallState.IN_DOUBT
-    scenario.admit("w1")  # it is told the stored fault, which says so; the machine looks
-
-
-def test_a_cancelled_call_whose_worker_is_lost_is_never_taken_over(scenario: LedgerScenario) -> None:
-    scenario.admit("w1")
-    scenario.machine.cancel(name="left", requests=["r1"])
-    scenario.machine.let_time_pass(milliseconds=LEASE_MS)
-    scenario.machine.renew(worker="w2")
-    scenario.admit("w2")
-    assert scenario.state() is CallState.IN_DOUBT
-
-
-def test_a_call_that_another_delivery_waits_for_is_cancelled_once_that_one_waits_no_more(
-    scenario: LedgerScenario,
-) -> None:
-    scenario.admit("w1")
-    scenario.admit("w2")
-    scenario.machine.cancel(name="left", requests=["r1"])
-    assert not scenario.machine.model.calls["left", "r1"].cancelled
-    scenario.machine.let_time_pass(milliseconds=DUPLICATE_WAIT_MS)
-    scenario.machine.cancel(name="left", requests=["r1"])
-    assert scenario.machine.model.calls["left", "r1"].cancelled
-    scenario.machine.renew(worker="w1")
-
-
-def test_a_cancelled_call_that_is_given_back_is_refused_and_what_is_unproven_is_in_doubt(
-    scenario: LedgerScenario,
-) -> None:
-    first = scenario.admit("w1")
-    scenario.machine.cancel(name="left", requests=["r1"])
-    scenario.report(first, AttemptOutcome.REFUND, redelivered=True)
-    scenario.admit("w2")
-    assert scenario.state() is CallState.REFUNDED
-    scenario.admit("w1", request="r2")
-    scenario.machine.let_time_pass(milliseconds=LEASE_MS)
-    scenario.machine.renew(worker="w2")
-    second = scenario.admit("w2", request="r2")
-    scenario.machine.cancel(name="left", requests=["r2"])
-    scenario.report(second, AttemptOutcome.REFUND, redelivered=True)
-    assert scenario.state(request="r2") is CallState.IN_DOUBT
-    scenario.admit("w2", request="r2")
-
-
-def test_a_cancel_gives_a_reservation_back_and_what_is_unknown_is_known_from_then_on(scenario: LedgerScenario) -> None:
-    scenario.machine.reserve(name="left", requests=["r1"], deadline_in_ms=30_000)
-    scenario.machine.cancel(name="left", requests=["r1", "r2"])
-    scenario.machine.reserve(name="left", requests=["r1", "r2"], deadline_in_ms=30_000)
-    scenario.admit("w1")
-    scenario.admit("w1", request="r2")
-    assert (scenario.state(), scenario.state(request="r2")) == (CallState.RELEASED, CallState.RELEASED)
-
-
-def test_a_throttled_call_stays_counted_and_its_attempts_are_not(scenario: LedgerScenario) -> None:
-    scenario.machine.amend(name="left", limit=1, paused=False)
-    for _ in range(MAX_ATTEMPTS + 1):
-        for _ in range(2):
-            scenario.report(scenario.admit("w1"), AttemptOutcome.THROTTLED)
-        scenario.admit("w1", request="r2")  # there is no room for it; the machine looks
-    scenario.admit("w2")
-    assert (scenario.state(), scenario.machine.model.calls["left", "r1"].attempts) == (CallState.RUNNING, 1)
-
-
-def test_a_throttled_call_whose_worker_is_lost_is_admitted_again_as_one_that_never_ran(
-    scenario: LedgerScenario,
-) -> None:
-    scenario.report(scenario.admit("w1"), AttemptOutcome.THROTTLED)
-    scenario.machine.let_time_pass(milliseconds=LEASE_MS)
-    scenario.machine.renew(worker="w2")
-    scenario.report(scenario.admit("w2"), AttemptOutcome.REFUND)
-    assert scenario.state() is CallState.REFUNDED
-
-
-def _release(scenario: LedgerScenario) -> None:
-    scenario.machine.release(name="left", requests=["r1"])
-
-
-def _cancel(scenario: LedgerScenario) -> None:
-    scenario.machine.cancel(name="left", requests=["r1"])
-
-
-def _sweep(scenario: LedgerScenario) -> None:
-    scenario.machine.let_time_pass(milliseconds=DEADLINE_MS)
-    scenario.machine.sweep()
-
-
-def _refuse(scenario: LedgerScenario) -> None:
-    scenario.machine.amend(name="left", limit=None, paused=True)
-    scenario.admit("w1")
-
-
-def _give_up(scenario: LedgerScenario) -> None:
-    scenario.report(scenario.machine.attempt("left", "r1", "w1"), AttemptOutcome.NEVER_SENT, redelivered=True)
-
-
-@pytest.mark.parametrize("end", [_release, _cancel, _sweep, _refuse, _give_up])
-@pytest.mark.parametrize("unproven", [True, False])
+@pytest.mark.parametrize(
+    "end", ["release r1", "cancel r1", f"{LATE}, sweep", "pause, admit w1", "new w1, refuse last"], ids=str
+)
+@pytest.mark.parametrize(("first", "state"), [("throttle", "released"), ("throttle_billed", "inDoubt")])
 def test_a_throttled_call_ends_uncharged_unless_an_attempt_may_have_been_billed(
-    scenario: LedgerScenario, end: Callable[[LedgerScenario], None], unproven: bool
+    scenario: LedgerScenario, end: str, first: str, state: str
 ) -> None:
-    scenario.report(scenario.admit("w1"), AttemptOutcome.THROTTLED, unproven=unproven)
-    scenario.report(scenario.admit("w1"), AttemptOutcome.THROTTLED)
-    end(scenario)
-    assert scenario.state() is (CallState.IN_DOUBT if unproven else CallState.RELEASED)
-    scenario.admit("w1")  # it is told the stored fault, which says so; the machine looks
-
-
-def test_a_call_that_is_throttled_after_it_was_cancelled_waits_no_more(scenario: LedgerScenario) -> None:
-    for request, unproven in (("r1", False), ("r2", True)):
-        attempt = scenario.admit("w1", request=request)
-        scenario.machine.cancel(name="left", requests=[request])
-        scenario.report(attempt, AttemptOutcome.THROTTLED, unproven=unproven)
-    assert (scenario.state(), scenario.state(request="r2")) == (CallState.REFUNDED, CallState.IN_DOUBT)
-
-
-def test_throttled_attempts_were_not_lost_with_their_worker(scenario: LedgerScenario) -> None:
-    for _ in range(LOSSES_BEFORE_ALONE):
-        scenario.report(scenario.admit("w1"), AttemptOutcome.THROTTLED, unproven=True)
-    scenario.admit("w1")
-    scenario.machine.let_time_pass(milliseconds=LEASE_MS)
-    scenario.machine.renew(worker="w2")
-    assert not scenario.admit("w2").alone
-    assert scenario.machine.model.calls["left", "r1"].attempts == 2
+    scenario.run(f"admit w1, {first} 1, admit w1, throttle 2, {end}")
+    assert scenario.calls().split()[1] == state
+    scenario.run("admit w1")

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from conformance.clocked_ledger_driver import ClockedLedgerDriver
+from conformance.clocked_ledger_driver import Driver
 from quintain.contracts.credentials import digest, make_proof
 from quintain.contracts.ledger import Admission, Admit
 from quintain.contracts.session import SessionOpened
@@ -41,7 +41,7 @@ def proven_admit(session: SessionOpened, request_id: str, /, *, key: str = "a", 
     return Admit.model_validate(fields)
 
 
-async def admit_together(driver: ClockedLedgerDriver, *admits: Admit) -> list[str]:
+async def admit_together(driver: Driver, *admits: Admit) -> list[str]:
     outcomes = await CallOperations(driver.ledger).run(
         [AdmitOperation(admit, "w1", admit.credential()) for admit in admits]
     )
@@ -51,11 +51,11 @@ async def admit_together(driver: ClockedLedgerDriver, *admits: Admit) -> list[st
     ]
 
 
-async def test_of_a_batch_each_admit_is_checked_by_itself(ledger_driver: ClockedLedgerDriver) -> None:
-    await ledger_driver.register()
-    session, other = [await ledger_driver.open_session() for _ in range(2)]
+async def test_of_a_batch_each_admit_is_checked_by_itself(driver: Driver) -> None:
+    await driver.register()
+    session, other = [await driver.open_session() for _ in range(2)]
     codes = await admit_together(
-        ledger_driver,
+        driver,
         proven_admit(session, "r1"),
         proven_admit(session, "r2", request_id="r3"),
         proven_admit(session, "r4", body_sha256="another"),
@@ -68,34 +68,28 @@ async def test_of_a_batch_each_admit_is_checked_by_itself(ledger_driver: Clocked
     assert codes == ["granted", *["unauthorized"] * 6, "granted"]
 
 
-async def test_a_proof_without_a_routing_key_is_good_for_the_default_target_alone(
-    ledger_driver: ClockedLedgerDriver,
-) -> None:
-    await ledger_driver.register()
-    ours, other = await ledger_driver.open_session(), await ledger_driver.open_session(default_target="b")
+async def test_a_proof_without_a_routing_key_is_good_for_the_default_target_alone(driver: Driver) -> None:
+    await driver.register()
+    ours, other = await driver.open_session(), await driver.open_session(default_target="b")
     together = [proven_admit(session, f"r{number}", key="") for number, session in enumerate((ours, other, ours))]
-    assert await admit_together(ledger_driver, *together) == ["granted", "unauthorized", "granted"]
-    assert await admit_together(ledger_driver, together[1]) == ["unauthorized"]
-    assert (await ledger_driver.info(other)).call_count == 0
+    assert await admit_together(driver, *together) == ["granted", "unauthorized", "granted"]
+    assert await admit_together(driver, together[1]) == ["unauthorized"]
+    assert (await driver.info(other)).call_count == 0
 
 
-async def test_a_proof_without_a_routing_key_is_good_where_its_call_was_admitted_before(
-    ledger_driver: ClockedLedgerDriver,
-) -> None:
-    await ledger_driver.register()
-    session = await ledger_driver.open_session(default_target="b")
-    assert await admit_together(ledger_driver, proven_admit(session, "r1")) == ["granted"]
+async def test_a_proof_without_a_routing_key_is_good_where_its_call_was_admitted_before(driver: Driver) -> None:
+    await driver.register()
+    session = await driver.open_session(default_target="b")
+    assert await admit_together(driver, proven_admit(session, "r1")) == ["granted"]
     again = [proven_admit(session, name, key="", attempt_id=f"another of {name}") for name in ("r1", "r2")]
-    assert await admit_together(ledger_driver, *again) == ["deferred", "unauthorized"]
-    assert (await ledger_driver.info(session)).call_count == 1
+    assert await admit_together(driver, *again) == ["deferred", "unauthorized"]
+    assert (await driver.info(session)).call_count == 1
 
 
-async def test_a_closed_sessions_proof_is_refused(ledger_driver: ClockedLedgerDriver) -> None:
-    await ledger_driver.register()
-    session = await ledger_driver.open_session(expires_in_seconds=1)
-    ledger_driver.clock_ahead_ms += 2_000
+async def test_a_closed_sessions_proof_is_refused(driver: Driver) -> None:
+    await driver.register()
+    session = await driver.open_session(expires_in_seconds=1)
+    driver.clock_ahead_ms += 2_000
     admit = proven_admit(session, "r1")
     with pytest.raises(Unauthorized):
-        await ledger_driver.ledger.transact(
-            lambda moment: alone(AdmitOperation(admit, "w1", admit.credential()))(ledger_driver.with_clock(moment))
-        )
+        await driver.transact(alone(AdmitOperation(admit, "w1", admit.credential())))

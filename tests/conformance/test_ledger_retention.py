@@ -7,36 +7,28 @@ from typing import Any
 
 import pytest
 
-from conformance.clocked_ledger_driver import ClockedLedgerDriver
+from conformance.clocked_ledger_driver import Driver
 from quintain.contracts.ledger import AttemptOutcome
-from quintain.contracts.session import AmendSession, SessionOpened, SessionState
+from quintain.contracts.session import SessionOpened
 from quintain.errors import ConfigError, Unauthorized
-from quintain_metadata.ledger import pruning, replies, sessions
-from quintain_metadata.ledger.audit import export_page, verify_counters
+from quintain_metadata.ledger import pruning, replies
+from quintain_metadata.ledger.audit import export_page
 from quintain_metadata.ledger.replies import REPLY_RETENTION_MS as DAY
 from quintain_metadata.store.base import SqlProgram
 
 
-async def called(driver: ClockedLedgerDriver, session: SessionOpened, *request_ids: str) -> None:
+async def called(driver: Driver, session: SessionOpened, *request_ids: str) -> None:
     for request_id in request_ids:
         grant = await driver.admit_granted(session, request_id)
         await driver.settle(session, request_id, grant.attempt_id, AttemptOutcome.RESULT)
 
 
-async def close(driver: ClockedLedgerDriver, session: SessionOpened) -> None:
-    change = AmendSession(session_id=session.session_id, state=SessionState.CLOSED)
-    await driver.ledger.transact(lambda moment: sessions.amend_session(driver.with_clock(moment).now, change))
-
-
-async def calls_left(driver: ClockedLedgerDriver) -> set[tuple[str, str]]:
-    page = await driver.ledger.transact(lambda _: export_page(("", "")))
+async def calls_left(driver: Driver) -> set[tuple[str, str]]:
+    page = await driver.transact(lambda _: export_page(("", "")))
     return {(call.session_id, call.request_id) for call in page}
 
 
-async def test_only_whole_sessions_that_ended_are_deleted(
-    ledger_driver: ClockedLedgerDriver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    driver = ledger_driver
+async def test_only_whole_sessions_that_ended_are_deleted(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pruning, "CALLS_PER_STEP", 2)
     monkeypatch.setattr(pruning, "ROOTS_PER_STEP", 1)
     driver.clock_ahead_ms = -10 * DAY
@@ -55,13 +47,13 @@ async def test_only_whole_sessions_that_ended_are_deleted(
     await driver.renew()
     await called(driver, used_later, "later")
     for session in (ended, used_later, with_child):
-        await close(driver, session)
+        await driver.close(session)
     driver.clock_ahead_ms = 0
     await driver.renew()
     before = await driver.ledger.now() - 5 * DAY
 
     def run(make: Callable[[], SqlProgram[Any]]) -> Any:
-        return driver.ledger.transact(lambda _: make())
+        return driver.transact(lambda _: make())
 
     old = [family async for family, _ in pruning.find_old(run, before + 5 * DAY, before)]
     children = [with_child.session_id, child.session_id, grandchild.session_id]
@@ -72,31 +64,30 @@ async def test_only_whole_sessions_that_ended_are_deleted(
         used_later.session_id,
         still_open.session_id,
     }
-    assert (await driver.ledger.transact(lambda _: verify_counters())).findings == ()
+    assert await driver.audit_findings() == ()
     with pytest.raises(Unauthorized):
         await driver.admit_granted(ended, "r1")
     assert (await pruning.prune(driver.ledger, before)).sessions == 0
 
 
 async def test_what_was_interrupted_is_consistent_and_finished_later(
-    ledger_driver: ClockedLedgerDriver, monkeypatch: pytest.MonkeyPatch
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    driver = ledger_driver
     monkeypatch.setattr(pruning, "CALLS_PER_STEP", 2)
     driver.clock_ahead_ms = -10 * DAY
     await driver.renew()
     parent = await driver.open_session(max_calls=20)
     child = await driver.open_session(parent=parent, max_calls=10)
     await called(driver, child, "r1", "r2", "r3")
-    await close(driver, parent)
+    await driver.close(parent)
     driver.clock_ahead_ms = 0
-    await driver.ledger.transact(lambda moment: replies.delete_expired(moment.now))
-    assert await driver.ledger.transact(lambda _: pruning.delete_calls(child.session_id)) == 2
-    assert (await driver.ledger.transact(lambda _: verify_counters())).findings == ()
+    await driver.transact(lambda moment: replies.delete_expired(moment.now))
+    assert await driver.transact(lambda _: pruning.delete_calls(child.session_id)) == 2
+    assert await driver.audit_findings() == ()
     report = await pruning.prune(driver.ledger, await driver.ledger.now() - 5 * DAY)
     assert (report.sessions, report.calls) == (2, 1)
 
 
-async def test_sessions_of_the_last_days_are_never_deleted(ledger_driver: ClockedLedgerDriver) -> None:
+async def test_sessions_of_the_last_days_are_never_deleted(driver: Driver) -> None:
     with pytest.raises(ConfigError):
-        await pruning.prune(ledger_driver.ledger, await ledger_driver.ledger.now() - DAY)
+        await pruning.prune(driver.ledger, await driver.ledger.now() - DAY)

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from conformance.clocked_ledger_driver import ClockedLedgerDriver
+from conformance.clocked_ledger_driver import Driver
 from quintain.contracts.fleet import SetQuota
 from quintain.contracts.ledger import AttemptOutcome
 from quintain.contracts.quota import RateReport, TryOutcome, TryReport
@@ -20,8 +20,8 @@ LIMIT, CALLS = 2, 6
 
 
 @pytest.fixture
-async def fleet(ledger_driver: ClockedLedgerDriver) -> AsyncIterator[QuotaFleet]:
-    fleet = QuotaFleet(ClockedLedger(ledger_driver.ledger), await ledger_driver.open_session(max_calls=100))
+async def fleet(driver: Driver) -> AsyncIterator[QuotaFleet]:
+    fleet = QuotaFleet(ClockedLedger(driver.ledger), await driver.open_session(max_calls=100))
     await fleet.register(start=LIMIT)
     yield fleet
 

@@ -12,7 +12,7 @@ import pytest
 
 from quintain.contracts.headers import PROTOCOL_VERSION
 from quintain.contracts.ledger import Admission, AdmitBatch, Register, TargetCard
-from quintain.errors import BadRequest, BudgetUnavailable, ConfigError
+from quintain.errors import BudgetUnavailable, ConfigError
 from quintain_metadata.admission import AdmissionQueue
 from quintain_metadata.ledger import leases, targets
 from quintain_metadata.ledger.lifecycle import CallState
@@ -42,7 +42,6 @@ from support.ledger_operations import (
     open_ledgers,
     open_session,
     register,
-    reserve,
 )
 from support.servers.postgres_admin import PostgresUnderTest
 from support.servers.postgres_sql import fresh_database, run_sql
@@ -92,36 +91,6 @@ async def test_an_operation_that_is_always_undone_is_given_up_and_says_so(ledger
     with pytest.raises(BudgetUnavailable, match="operations deadlock repeatedly"):
         await ledger.transact(steps)
     assert runs == MAX_TRIES
-
-
-async def test_a_fault_undoes_its_operation(ledger: Ledger) -> None:
-    session = await open_session(ledger, 1)
-
-    def steps(moment: Moment) -> SqlProgram[None]:
-        yield from execute("UPDATE session SET max_calls = 7 WHERE id = ?", session.session_id)
-        raise BadRequest("no")
-
-    with pytest.raises(BadRequest, match="^no$"):
-        await ledger.transact(steps)
-    assert (await info(ledger, session)).max_calls == 1
-
-
-async def test_what_the_schema_forbids_is_a_defect_and_undone(ledger: Ledger) -> None:
-    session = await open_session(ledger, 1)
-
-    def overspend(_: Moment) -> SqlProgram[None]:
-        yield from execute("UPDATE session SET used = used + 2 WHERE id = ?", session.session_id)
-
-    with pytest.raises(AssertionError, match="invariant"):
-        await ledger.transact(overspend)
-    assert (await info(ledger, session)).call_count == 0
-
-
-async def test_a_text_that_postgresql_cannot_keep_is_a_bad_request(ledger: Ledger) -> None:
-    session = await open_session(ledger, 1)
-    with pytest.raises(BadRequest, match=r"U\+0000"):
-        await reserve(ledger, session, ["a\0b"])
-    assert (await info(ledger, session)).call_count == 0
 
 
 async def test_the_moment_and_now_are_on_the_servers_clock(ledger: Ledger, fresh_postgres_url: str) -> None:

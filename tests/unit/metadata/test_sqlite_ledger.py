@@ -93,12 +93,6 @@ async def test_a_second_process_on_the_file_is_refused_with_the_mend(ledger: Sql
     await ledger.transact(insert_labelled("still ours"))
 
 
-async def test_a_second_ledger_of_the_same_process_is_refused_too(ledger: SqliteLedger, path: str) -> None:
-    with pytest.raises(ConfigError, match="open in another process"):
-        SqliteLedger(path, asyncio.get_running_loop())
-    await ledger.transact(insert_labelled("still ours"))
-
-
 async def test_a_newer_schema_is_refused_and_the_file_is_let_go(path: str) -> None:
     await SqliteLedger(path, asyncio.get_running_loop()).close()
     with apsw.Connection(path) as connection:
@@ -269,13 +263,3 @@ async def test_the_file_keeps_what_it_promises_about_the_disk(ledger: SqliteLedg
         for name in ("journal_mode", "synchronous", "foreign_keys", "user_version")
     ]
     assert modes == ["wal", 2, 1, SCHEMA_VERSION]
-
-
-async def test_a_counter_out_of_its_bounds_cannot_be_written(ledger: SqliteLedger) -> None:
-    session = await LedgerDriver(ledger).open_session(max_calls=1)
-    for used in (-1, 2):
-        with pytest.raises(AssertionError, match="invariant"):
-            await ledger.transact(
-                lambda _, used=used: execute("UPDATE session SET used = ? WHERE id = ?", used, session.session_id)  # type: ignore[misc]
-            )
-    assert (await LedgerDriver(ledger).info(session)).call_count == 0
