@@ -8,36 +8,25 @@ from pathlib import Path
 import apsw
 import pytest
 
-from quintain.contracts.credentials import SessionToken
-from quintain.contracts.ledger import Admission, Admit, AttemptOutcome, Heartbeat, Settle
-from quintain.contracts.session import OpenSession
+from quintain.contracts.ledger import AttemptOutcome
 from quintain.errors import ConfigError
-from quintain_metadata.ledger import audit, leases, sessions
-from quintain_metadata.ledger.decisions import AdmitOperation
+from quintain_metadata.ledger import audit
 from quintain_metadata.store.opening import open_snapshot
 from quintain_metadata.store.sqlite import SqliteLedger
-from support.ledger_operations import alone
+from support.ledger_driver import LedgerDriver, admit_request
 
 
 async def write_ledger(path: Path) -> None:
     """A ledger with a parent, a child and three calls: committed, refunded and running."""
-    ledger = SqliteLedger(str(path), asyncio.get_running_loop())
-    beat = Heartbeat(worker_id="w", incarnation="w")
-    await ledger.transact(lambda moment: leases.renew_lease(moment.now, beat))
-    ask = OpenSession(default_target="a", max_calls=9)
-    parent = SessionToken.mint()
-    await ledger.transact(lambda moment: sessions.open_session(moment.now, ask, parent, None))
-    owner = await ledger.transact(lambda moment: sessions.authenticate(moment.now, parent))
-    child = SessionToken.mint()
-    await ledger.transact(lambda moment: sessions.open_session(moment.now, ask, child, owner))
+    driver = LedgerDriver(SqliteLedger(str(path), asyncio.get_running_loop()))
+    await driver.register("a")
+    child = await driver.open_session(parent=await driver.open_session(max_calls=9))
     for name, outcome in (("r1", AttemptOutcome.RESULT), ("r2", AttemptOutcome.REFUND), ("r3", None)):
-        admit = Admit(token=child.text, request_id=name, attempt_id=name, target="a", body_sha256="b")
-        grant = await ledger.transact(alone(AdmitOperation(admit, "w", admit.credential())))
-        assert isinstance(grant, Admission)
+        admit = admit_request(child, name, attempt_id=name)
+        await driver.admit(admit)
         if outcome is not None:
-            settle = Settle(session_id=child.id, request_id=name, attempt_id=name, outcome=outcome)
-            await ledger.transact(alone(settle))
-    await ledger.close()
+            await driver.settle(child, admit, outcome)
+    await driver.ledger.close()
 
 
 async def run_audit(path: Path) -> audit.AuditReport:
@@ -75,13 +64,11 @@ async def test_each_kind_of_inconsistency_is_found_and_named(tmp_path: Path, har
 
 async def test_a_ledger_is_audited_while_its_service_writes_it(tmp_path: Path) -> None:
     await write_ledger(tmp_path / "ledger")
-    ledger = SqliteLedger(str(tmp_path / "ledger"), asyncio.get_running_loop())
+    driver = LedgerDriver(SqliteLedger(str(tmp_path / "ledger"), asyncio.get_running_loop()))
     async with open_snapshot(f"sqlite://{tmp_path / 'ledger'}") as snapshot:
-        ask = OpenSession(default_target="a")
-        token = SessionToken.mint()
-        await ledger.transact(lambda moment: sessions.open_session(moment.now, ask, token, None))
+        await driver.open_session()
         assert (await snapshot.read(audit.verify_counters())).sessions == 2  # as it was when the snapshot was taken
-    await ledger.close()
+    await driver.ledger.close()
 
 
 async def test_every_call_is_exported_once_and_no_faults_sentence_with_it(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import time
 from collections.abc import AsyncIterator
 
 import pytest
@@ -14,7 +15,7 @@ from quintain.contracts.credentials import SessionToken, digest, make_proof
 from quintain.contracts.headers import DEADLINE_HEADER, PROOF_HEADER, REQUEST_ID_HEADER, TOKEN_HEADER
 from quintain.contracts.ledger import Admit, AttemptOutcome
 from quintain.contracts.session import SessionOpened
-from quintain.dlq import REASON_HEADER
+from quintain.dlq import DEAD_LETTERED_AT_HEADER, EXCHANGE_HEADER, POISON_ID_HEADER, REASON_HEADER
 from quintain.errors import (
     Cancelled,
     Expired,
@@ -125,95 +126,61 @@ async def test_what_expired_in_its_queue_is_expired_uncharged_and_leaves_no_trac
     assert replies.empty()
 
 
-async def test_a_reservation_dies_with_its_request(metadata: RunningMetadataService, session: SessionOpened) -> None:
-    await metadata.ledger_driver.reserve(session, "r1")
-    with pytest.raises(Expired) as expired:
-        await dead_letter(metadata, session.token)
-    assert not expired.value.charged
-    assert (await metadata.ledger_driver.info(session)).call_count == 0
-
-
-async def test_a_refunded_call_is_expired_uncharged(metadata: RunningMetadataService, session: SessionOpened) -> None:
-    await metadata.ledger_driver.settle(session, await admit_call(metadata, session), AttemptOutcome.REFUND)
-    with pytest.raises(Expired) as expired:
-        await dead_letter(metadata, session.token)
-    assert not expired.value.charged
-
-
-@pytest.mark.parametrize("known", ["unknown", "reserved", "refunded"])
-async def test_a_call_that_was_cancelled_before_it_ran_is_cancelled_uncharged(
-    metadata: RunningMetadataService, session: SessionOpened, known: str
-) -> None:
-    if known == "reserved":
-        await metadata.ledger_driver.reserve(session, "r1")
-    if known == "refunded":
-        await metadata.ledger_driver.settle(session, await admit_call(metadata, session), AttemptOutcome.REFUND)
-    await metadata.ledger_driver.cancel(session, "r1")
-    with pytest.raises(Cancelled) as cancelled:
-        await dead_letter(metadata, session.token)
-    assert not cancelled.value.charged
-    assert (await metadata.ledger_driver.info(session)).call_count == 0
-
-
-async def test_a_cancelled_call_whose_worker_is_gone_is_in_doubt_and_says_that_it_was_cancelled(
-    metadata: RunningMetadataService, session: SessionOpened
-) -> None:
-    await admit_call(metadata, session)
-    await metadata.ledger_driver.cancel(session, "r1")
-    await metadata.ledger_driver.expire_lease("w1")
-    metadata.ledger_driver.ledger.lease_expiry.suspended_until = 0
-    with pytest.raises(Cancelled) as cancelled:
-        await dead_letter(metadata, session.token)
-    assert cancelled.value.charged
-    assert (await metadata.ledger_driver.info(session)).in_doubt == 1
-
-
 async def test_a_call_that_was_answered_is_answered_again(
     metadata: RunningMetadataService, session: SessionOpened
 ) -> None:
     await metadata.ledger_driver.settle(session, await admit_call(metadata, session))
     answer = await dead_letter(metadata, session.token)
     assert (text_of(answer), answer["replayed"]) == ("yes", True)
-
-
-async def test_a_charged_fault_is_told_again(metadata: RunningMetadataService, session: SessionOpened) -> None:
-    await metadata.ledger_driver.settle(session, await admit_call(metadata, session), AttemptOutcome.CHARGED)
-    with pytest.raises(ProviderFailed, match="it broke") as failed:
-        await dead_letter(metadata, session.token)
-    assert failed.value.charged
-
-
-async def test_a_reply_that_is_not_kept_is_expired_and_charged(metadata: RunningMetadataService) -> None:
-    session = await metadata.ledger_driver.open_session(store_replies=False)
-    await metadata.ledger_driver.settle(session, await admit_call(metadata, session))
+    unkept = await metadata.ledger_driver.open_session(store_replies=False)
+    await metadata.ledger_driver.settle(unkept, await admit_call(metadata, unkept))
     with pytest.raises(ReplyExpired) as gone:
-        await dead_letter(metadata, session.token)
+        await dead_letter(metadata, unkept.token)
     assert gone.value.charged
 
 
-async def test_a_copy_that_died_while_the_call_runs_moves_nothing_and_says_that_the_charge_is_open(
-    metadata: RunningMetadataService, session: SessionOpened
+@pytest.mark.parametrize(
+    ("before", "fault", "charged", "counted"),
+    [
+        ("reserve", Expired, False, {"call_count": 0}),
+        ("admit, refund", Expired, False, {"call_count": 0}),
+        ("cancel", Cancelled, False, {"call_count": 0}),
+        ("reserve, cancel", Cancelled, False, {"call_count": 0}),
+        ("admit, refund, cancel", Cancelled, False, {"call_count": 0}),
+        ("admit, charged", ProviderFailed, True, {"committed": 1}),
+        # A copy that died while the call runs moves nothing, and says that the charge is open.
+        ("admit", Expired, None, {"running": 1}),
+        ("admit, lose", TimedOut, True, {"running": 0, "in_doubt": 1}),
+        ("admit, cancel, lose", Cancelled, True, {"in_doubt": 1}),
+    ],
+)
+async def test_what_died_is_answered_as_the_ledger_knows_its_call(
+    metadata: RunningMetadataService,
+    session: SessionOpened,
+    before: str,
+    fault: type[Fault],
+    charged: bool | None,
+    counted: dict[str, int],
 ) -> None:
-    ask = await admit_call(metadata, session)
-    with pytest.raises(Expired) as expired:
+    driver, admit = metadata.ledger_driver, admit_request(session, "r1")
+    driver.ledger.lease_expiry.suspended_until = 0
+    for step in before.split(", "):
+        match step:
+            case "reserve":
+                await driver.reserve(session, "r1")
+            case "admit":
+                await driver.admit(admit)
+            case "cancel":
+                await driver.cancel(session, "r1")
+            case "lose":
+                await driver.expire_lease("w1")
+            case outcome:
+                await driver.settle(session, admit, AttemptOutcome(outcome))
+    with pytest.raises(Fault) as told:
         await dead_letter(metadata, session.token)
-    assert expired.value.charged is None
-    assert (await metadata.ledger_driver.info(session)).running == 1
-    await metadata.ledger_driver.settle(session, ask)
-    assert (await metadata.ledger_driver.info(session)).committed == 1
-
-
-async def test_a_call_whose_worker_is_gone_is_in_doubt_with_its_request(
-    metadata: RunningMetadataService, session: SessionOpened
-) -> None:
-    await admit_call(metadata, session)
-    await metadata.ledger_driver.expire_lease("w1")
-    metadata.ledger_driver.ledger.lease_expiry.suspended_until = 0
-    with pytest.raises(TimedOut) as timed_out:
-        await dead_letter(metadata, session.token)
-    assert timed_out.value.charged
-    info = await metadata.ledger_driver.info(session)
-    assert (info.running, info.in_doubt, info.call_count) == (0, 1, 1)
+    assert (type(told.value), told.value.charged) == (fault, charged)
+    info = await driver.info(session)
+    assert {name: getattr(info, name) for name in counted} == counted
 
 
 @pytest.mark.parametrize("reason", ["delivery_limit", "rejected"])
@@ -245,26 +212,6 @@ async def test_without_the_ledger_a_dead_letter_waits_and_is_answered_when_it_is
     assert not dying.done()
     monkeypatch.setattr(ledger, "_closed", False)
     assert text_of(await dying) == "yes"
-
-
-@pytest.mark.parametrize("missing", ["reply_to", "correlation_id"])
-async def test_what_nobody_can_answer_is_kept_with_its_reason_and_without_its_secret(
-    metadata: RunningMetadataService, session: SessionOpened, missing: str
-) -> None:
-    poison = await metadata.consume_queue(POISON_QUEUE)
-    await metadata.consume_queue(target_queue("a"), settle="dead_letter")
-    address = {"reply_to": metadata.rpc_client.reply_key, "correlation_id": "c"} | {missing: None}
-    headers = {TOKEN_HEADER: session.token, REQUEST_ID_HEADER: "r1", "x-note": f"my token is {session.token}"}
-    await metadata.publish(INVOKE, "a", BODY, headers=headers, **address)
-    kept = await next_delivery(poison)
-    assert kept.body == b'{"question": "x"}'
-    assert kept.headers["x-quintain-reason"] == "rejected: no reply_to or no correlation_id"
-    assert kept.headers[TOKEN_HEADER] == f"qtn_ses_{session.session_id}_…"
-    assert kept.headers[REQUEST_ID_HEADER] == "r1"
-    secret = session.token.split("_")[3]
-    assert secret not in str(dict(kept.headers))
-    assert kept.routing_key == "a"
-    assert (await metadata.ledger_driver.info(session)).call_count == 0
 
 
 async def test_every_dead_letter_is_acknowledged() -> None:
@@ -319,3 +266,65 @@ async def test_a_message_that_may_end_each_process_is_poison_before_it_is_given_
     await metadata.publish(METADATA, "test", b"{")
     poison = await next_delivery(poisoned)
     assert (poison.body, len(run)) == (b"{", DELIVERY_LIMIT - 1)
+
+
+# What nobody can answer is kept, with its reason and without its secrets, whatever its sender had written there.
+
+
+async def poison_of(metadata: RunningMetadataService, **headers: str | int) -> Delivery:
+    """A message that a worker gave up, as it is kept."""
+    await metadata.consume_queue(target_queue("a"), settle="dead_letter")
+    poison = await metadata.consume_queue(POISON_QUEUE)
+    await metadata.publish(INVOKE, "a", b"\xff", headers=headers, correlation_id="c")
+    return await next_delivery(poison)
+
+
+async def test_a_kept_message_says_why_when_and_from_where_and_has_an_id(metadata: RunningMetadataService) -> None:
+    before = int(time.time() * 1000)
+    kept = await poison_of(metadata, **{"x-note": "mine"})
+    assert kept.headers[REASON_HEADER] == "rejected: no reply_to or no correlation_id"
+    assert kept.headers[EXCHANGE_HEADER] == "quintain.invoke"
+    when = kept.headers[DEAD_LETTERED_AT_HEADER]
+    assert isinstance(when, int)
+    assert before <= when <= int(time.time() * 1000)
+    assert len(str(kept.headers[POISON_ID_HEADER])) == 16
+    assert (kept.headers["x-note"], kept.routing_key, kept.type, kept.body) == ("mine", "a", "invoke", b"\xff")
+
+
+async def test_a_proof_is_not_kept(metadata: RunningMetadataService) -> None:
+    token = SessionToken.mint()
+    kept = await poison_of(metadata, **{TOKEN_HEADER: token.id, PROOF_HEADER: "0" * 64})
+    assert kept.headers[TOKEN_HEADER] == token.id
+    assert PROOF_HEADER not in kept.headers
+
+
+async def test_a_sender_cannot_write_how_its_message_is_kept(metadata: RunningMetadataService) -> None:
+    forged = {
+        POISON_ID_HEADER: "mine",
+        DEAD_LETTERED_AT_HEADER: 1,
+        EXCHANGE_HEADER: "nowhere",
+        "x-quintain-poison-other": 1,
+        REASON_HEADER: "-",
+    }
+    kept = await poison_of(metadata, **forged)
+    assert {name for name, value in forged.items() if kept.headers.get(name) == value} == set()
+    assert "x-quintain-poison-other" not in kept.headers
+
+
+async def test_a_senders_own_word_for_the_reason_is_not_taken(metadata: RunningMetadataService) -> None:
+    kept = await poison_of(metadata, **{"x-first-death-reason": SessionToken.mint().text})
+    assert kept.headers[REASON_HEADER] == "unknown: no reply_to or no correlation_id"
+    assert "x-first-death-reason" not in kept.headers
+
+
+@pytest.mark.parametrize("where", ["type", TOKEN_HEADER, "x-note", "x-first-death-exchange"])
+async def test_a_token_is_masked_wherever_it_stands(metadata: RunningMetadataService, where: str) -> None:
+    token = SessionToken.mint()
+    poison = await metadata.consume_queue(POISON_QUEUE)
+    headers = {} if where == "type" else {where: token.text}
+    kind = token.text if where == "type" else "invoke"
+    await metadata.bus.publish(DEAD, "a", Envelope(body=b"", type=kind, reply_to="r", headers=headers))
+    kept = await next_delivery(poison)
+    said = f"{kept.type} {kept.routing_key} {dict(kept.headers)}"
+    assert token.id in said
+    assert token.text.split("_")[3] not in said

@@ -298,18 +298,6 @@ async def test_the_sweep_ends_what_time_has_ended_and_outlives_a_defect(
     await wait_for_counters(metadata, session, reserved=0, call_count=0)
 
 
-async def test_a_heartbeat_pauses_its_targets_for_everybody(
-    metadata: RunningMetadataService, session: SessionOpened, worker: Worker
-) -> None:
-    await worker.publish("heartbeat", b'{"workerId": "w1", "incarnation": "w1", "pauses": {"a": 60000}}')
-    renewed = LeaseRenewed.from_wire((await next_delivery(worker.replies)).body)
-    assert renewed.paused is not None
-    assert 50_000 < renewed.paused["a"] - renewed.now <= 60_000
-    held = admit_request(session, "r1")
-    await worker.admit(held, incarnation="w2")
-    assert (await worker.next_reply()).held == [held.attempt_id]
-
-
 # The sweep does not come first.
 @pytest.mark.parametrize("metadata", [timings(sweep_seconds=60)], indirect=True)
 async def test_a_held_admit_hears_at_once_that_its_call_is_cancelled(

@@ -3,79 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
 
 import pytest
 
-from quintain.contracts.headers import PROTOCOL_VERSION
-from quintain.contracts.ledger import Admission, Admit, AdmitBatch, AttemptOutcome, Register, TargetCard
 from quintain.contracts.money import PICODOLLARS_PER_DOLLAR
-from quintain.contracts.quota import QuotaCard, QuotaTerms
 from quintain.contracts.session import SessionOpened
-from quintain_metadata.admission import AdmissionQueue
-from quintain_metadata.ledger import leases
 from quintain_metadata.ledger.calls import CallOperation, Outcome
-from quintain_metadata.ledger_queues import attempt_ended
-from support.ledger_driver import LedgerDriver, admit_request, memory_ledger_driver, settle_request
-from support.ledger_operations import alone
+from support.ledger_driver import memory_ledger_driver
+from support.queue_driver import QueueDriver
 
 CENT = PICODOLLARS_PER_DOLLAR // 100
 
 
-@dataclass
-class MoneyDriver:
-    """An admission queue, and the calls that it granted by their names, in order."""
+async def ask(desk: QueueDriver, session: SessionOpened, *names: str, cents: int = 1, **fields: object) -> None:
+    """Ask for calls that may cost so much."""
+    await desk.admit(session, *names, max_cost=cents * CENT, **fields)  # type: ignore[arg-type]
 
-    driver: LedgerDriver
-    queue: AdmissionQueue
-    admits: dict[str, tuple[SessionOpened, Admit]] = field(default_factory=dict)
-    granted: list[str] = field(default_factory=list)
-    refused: dict[str, str] = field(default_factory=dict)
-    #: How many admits the ledger was asked to decide.
-    decided: int = 0
 
-    async def ask(self, session: SessionOpened, *names: str, cents: int = 1, by: str = "w1", target: str = "a") -> None:
-        """Ask for calls of these names."""
-        fields = {"max_cost": cents * CENT, "target": target}
-        admits = [admit_request(session, name, attempt_id=f"{name} {by}", **fields) for name in names]
-        self.admits |= {admit.attempt_id: (session, admit) for admit in admits}
-        await self.queue.admit(AdmitBatch(incarnation=by, items=admits), self.on_reply)
-
-    async def on_reply(self, items: list[Admission], _: list[str]) -> None:
-        for item in items:
-            name = item.attempt_id.removesuffix(" w1")
-            if item.fault is None:
-                self.granted.append(name)
-            else:
-                self.refused[name] = item.fault.code
-
-    async def end(self, name: str, cents: float = 0, outcome: AttemptOutcome = AttemptOutcome.RESULT) -> None:
-        """The call ends, and costs so much."""
-        session, admit = self.admits[f"{name} w1"]
-        settle = settle_request(session, admit, outcome).with_fields(cost=round(cents * CENT))
-        call, _ = await self.driver.ledger.transact(alone(settle))
-        await self.queue.on_ended([attempt_ended(settle, call)])
-
-    def taken(self) -> list[str]:
-        """What was granted since this was asked last."""
-        granted, self.granted = self.granted, []
-        return granted
-
-    def count_decisions(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        run = self.queue.operations.run
-
-        async def count(operations: Sequence[CallOperation]) -> list[Outcome]:
-            self.decided += len(operations)
-            return await run(operations)
-
-        monkeypatch.setattr(self.queue.operations, "run", count)
+async def end(desk: QueueDriver, name: str, cents: float = 0) -> None:
+    """The call ends, and costs so much."""
+    await desk.settle(desk.attempt_of(name), cost=round(cents * CENT))
 
 
 @pytest.fixture
-async def money() -> AsyncIterator[MoneyDriver]:
+async def desk() -> AsyncIterator[QueueDriver]:
     async with memory_ledger_driver() as driver:
-        await driver.register("a", incarnation="w1", limit=1000)
-        yield MoneyDriver(driver, AdmissionQueue(driver.ledger))
+        desk = QueueDriver(driver)
+        for worker in ("w1", "w2"):
+            await desk.register("a", incarnation=worker, limit=1000, without=True)
+        yield desk
 
 
 def names(count: int, first: int = 0) -> list[str]:
@@ -83,134 +39,125 @@ def names(count: int, first: int = 0) -> list[str]:
 
 
 async def test_a_settle_decides_what_fits_by_now_and_no_more(
-    money: MoneyDriver, monkeypatch: pytest.MonkeyPatch
+    desk: QueueDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session = await money.driver.open_session(max_cost_usd=0.1)
-    await money.ask(session, *names(266))
-    assert money.taken() == names(10)
-    money.count_decisions(monkeypatch)
+    session, run, decided = await desk.driver.open_session(max_cost_usd=0.1), desk.queue.operations.run, 0
+    await ask(desk, session, *names(266))
+    assert desk.taken() == names(10)
+
+    async def count(operations: Sequence[CallOperation]) -> list[Outcome]:
+        nonlocal decided
+        decided += len(operations)
+        return await run(operations)
+
+    monkeypatch.setattr(desk.queue.operations, "run", count)
     for number in range(20):
-        await money.end(f"r{number}")
-        assert money.taken() == names(1, first=10 + number)
-    assert money.decided == 20
+        await end(desk, f"r{number}")
+        assert desk.taken() == names(1, first=10 + number)
+    assert decided == 20
 
 
-async def test_a_call_that_may_cost_much_is_not_overtaken_by_calls_that_may_cost_little(money: MoneyDriver) -> None:
-    session = await money.driver.open_session(max_cost_usd=0.1)
-    await money.ask(session, *names(10))
-    money.taken()
-    await money.ask(session, "dear", cents=5)
-    await money.ask(session, "cheap")
+async def test_a_call_that_may_cost_much_is_not_overtaken_by_calls_that_may_cost_little(desk: QueueDriver) -> None:
+    session = await desk.driver.open_session(max_cost_usd=0.1)
+    await ask(desk, session, *names(10))
+    desk.taken()
+    await ask(desk, session, "dear", cents=5)
+    await ask(desk, session, "cheap")
     for number in range(4):
-        await money.end(f"r{number}")
-        await money.ask(session, f"cheap {number}")
-        assert money.taken() == []
-    await money.end("r4")
-    assert money.taken() == ["dear"]
-    await money.end("r5")
-    await money.end("r6")
-    assert money.taken() == ["cheap", "cheap 0"]
+        await end(desk, f"r{number}")
+        await ask(desk, session, f"cheap {number}")
+        assert desk.taken() == []
+    await end(desk, "r4")
+    assert desk.taken() == ["dear"]
+    await end(desk, "r5")
+    await end(desk, "r6")
+    assert desk.taken() == ["cheap", "cheap 0"]
 
 
 async def test_a_call_that_waits_for_the_money_of_its_own_session_keeps_none_of_its_parents(
-    money: MoneyDriver,
+    desk: QueueDriver,
 ) -> None:
-    parent = await money.driver.open_session(max_cost_usd=0.05)
-    narrow = await money.driver.open_session(parent=parent, max_cost_usd=0.02)
-    other = await money.driver.open_session(parent=parent)
-    await money.ask(narrow, "n0", "n1", "n2")
-    await money.ask(other, "o0", "o1", "o2", "o3")
-    assert money.taken() == ["n0", "n1", "o0", "o1", "o2"]
-    await money.end("o0")
-    assert money.taken() == ["o3"]
-    await money.end("n0")
-    assert money.taken() == ["n2"]
+    parent = await desk.driver.open_session(max_cost_usd=0.05)
+    narrow = await desk.driver.open_session(parent=parent, max_cost_usd=0.02)
+    other = await desk.driver.open_session(parent=parent)
+    await ask(desk, narrow, "n0", "n1", "n2")
+    await ask(desk, other, "o0", "o1", "o2", "o3")
+    assert desk.taken() == ["n0", "n1", "o0", "o1", "o2"]
+    await end(desk, "o0")
+    assert desk.taken() == ["o3"]
+    await end(desk, "n0")
+    assert desk.taken() == ["n2"]
 
 
-async def test_what_fits_no_more_is_refused_as_soon_as_that_is_known(money: MoneyDriver) -> None:
-    session = await money.driver.open_session(max_cost_usd=0.03)
-    await money.ask(session, "r0", cents=2)
-    await money.ask(session, "dear", cents=3)
-    await money.ask(session, "cheap", cents=2)
-    await money.end("r0", cents=1)
-    assert (money.taken(), money.refused) == (["r0", "cheap"], {"dear": "budget_exhausted"})
+async def test_what_fits_no_more_is_refused_as_soon_as_that_is_known(desk: QueueDriver) -> None:
+    session = await desk.driver.open_session(max_cost_usd=0.03)
+    await ask(desk, session, "r0", cents=2)
+    await ask(desk, session, "dear", cents=3)
+    await ask(desk, session, "cheap", cents=2)
+    await end(desk, "r0", cents=1)
+    assert (desk.taken(), desk.told("dear")) == (["r0", "cheap"], ["budget_exhausted"])
 
 
-async def test_a_sweep_finds_money_that_another_service_or_a_higher_limit_freed(money: MoneyDriver) -> None:
-    session = await money.driver.open_session(max_cost_usd=0.01)
-    await money.ask(session, "r0", "r1")
-    assert money.taken() == ["r0"]
-    await money.driver.amend_session(session, max_cost_usd=0.02)
-    await money.queue.retry_waiting()
-    assert money.taken() == ["r1"]
+async def test_a_sweep_finds_money_that_another_service_or_a_higher_limit_freed(desk: QueueDriver) -> None:
+    session = await desk.driver.open_session(max_cost_usd=0.01)
+    await ask(desk, session, "r0", "r1")
+    assert desk.taken() == ["r0"]
+    await desk.driver.amend_session(session, max_cost_usd=0.02)
+    await desk.sweep()
+    assert desk.taken() == ["r1"]
 
 
-async def test_a_take_over_waits_for_what_running_calls_reserve_and_comes_first(money: MoneyDriver) -> None:
-    await money.driver.register("a", incarnation="w2", limit=1000)
-    session = await money.driver.open_session(max_cost_usd=0.03)
-    await money.ask(session, "lost", by="w2")
-    await money.ask(session, "r0", "r1", "new")
-    await money.ask(session, "lost")
-    assert money.taken() == ["lost w2", "r0", "r1"]
-    await money.driver.expire_lease("w2")
-    await money.queue.retry_waiting()
-    assert (money.taken(), money.refused) == ([], {})
-    await money.end("r0")
-    assert money.taken() == ["lost"]
-    await money.end("lost")
-    assert money.taken() == ["new"]
+async def test_a_take_over_waits_for_what_running_calls_reserve_and_comes_first(desk: QueueDriver) -> None:
+    session = await desk.driver.open_session(max_cost_usd=0.03)
+    await ask(desk, session, "lost", incarnation="w2")
+    await ask(desk, session, "r0", "r1", "new")
+    await ask(desk, session, "lost")
+    assert desk.taken() == ["lost", "r0", "r1"]
+    await desk.driver.expire_lease("w2")
+    await desk.sweep()
+    assert (desk.taken(), desk.told("lost", "new")) == ([], ["granted", "waits", "waits"])
+    await end(desk, "r0")
+    assert desk.taken() == ["lost"]
+    await end(desk, "lost")
+    assert desk.taken() == ["new"]
 
 
-async def test_a_take_over_does_not_wait_for_what_lost_calls_reserve(money: MoneyDriver) -> None:
-    await money.driver.register("a", incarnation="w2", limit=1000)
-    session = await money.driver.open_session(max_cost_usd=0.03)
-    await money.ask(session, "l0", "l1", by="w2")
-    await money.ask(session, "r0", "l0", "l1")
-    await money.driver.expire_lease("w2")
-    await money.queue.retry_waiting()
+async def test_a_take_over_does_not_wait_for_what_lost_calls_reserve(desk: QueueDriver) -> None:
+    session = await desk.driver.open_session(max_cost_usd=0.03)
+    await ask(desk, session, "l0", "l1", incarnation="w2")
+    await ask(desk, session, "r0", "l0", "l1")
+    await desk.driver.expire_lease("w2")
+    await desk.sweep()
     # Both wait for the call that runs; what it cost leaves no room, so that both end in doubt, and nobody waits.
-    assert money.refused == {}
-    await money.end("r0", cents=1)
-    assert set(money.refused) == {"l0", "l1"}
-    info = await money.driver.info(session)
+    assert desk.told("l0", "l1") == ["granted", "waits"] * 2
+    await end(desk, "r0", cents=1)
+    assert desk.told("l0", "l1") == ["granted", "worker_lost"] * 2
+    info = await desk.driver.info(session)
     assert (info.in_doubt, info.running, info.cost and info.cost.held_usd) == (2, 0, 0.02)
 
 
-async def test_a_call_that_waits_for_money_holds_no_place_of_its_quota(money: MoneyDriver) -> None:
-    quota = QuotaCard(id="key", name="team", terms=QuotaTerms(start=2, adaptive=False))
-    card = TargetCard(name="a", provider="mock", max_concurrency=64, quota=quota)
-    request = Register(worker_id="w1", incarnation="w1", targets=[card], protocol=PROTOCOL_VERSION)
-    await money.driver.ledger.transact(lambda moment: leases.register_worker(moment.now, request))
-    await money.queue.quotas.start()
-    limited, free = await money.driver.open_session(max_cost_usd=0.01), await money.driver.open_session()
-    await money.ask(limited, "r0", "r1")
-    await money.ask(free, "f0", "f1")
-    assert money.taken() == ["r0", "f0"]
-    await money.end("r0")
+async def test_a_call_that_waits_for_money_holds_no_place_of_its_quota(desk: QueueDriver) -> None:
+    await desk.register("a", start=2)
+    limited, free = await desk.driver.open_session(max_cost_usd=0.01), await desk.driver.open_session()
+    await ask(desk, limited, "r0", "r1")
+    await ask(desk, free, "f0", "f1")
+    assert desk.taken() == ["r0", "f0"]
+    await end(desk, "r0")
     # The place went to who waited for it; who waited for money waits for a place now.
-    await money.queue.grant_quotas()
-    await money.end("f0")
-    await money.queue.grant_quotas()
-    assert sorted(money.taken()) == ["f1", "r1"]
+    await end(desk, "f0")
+    assert sorted(desk.taken()) == ["f1", "r1"]
 
 
-async def test_a_call_with_a_place_of_its_quota_does_not_overtake_who_waits_for_money(money: MoneyDriver) -> None:
-    quota = QuotaCard(id="key", name="team", terms=QuotaTerms(start=2, adaptive=False))
-    cards = [
-        TargetCard(name="a", provider="mock", max_concurrency=64),
-        TargetCard(name="b", provider="mock", max_concurrency=64, quota=quota),
-    ]
-    request = Register(worker_id="w1", incarnation="w1", targets=cards, protocol=PROTOCOL_VERSION)
-    await money.driver.ledger.transact(lambda moment: leases.register_worker(moment.now, request))
-    await money.queue.quotas.start()
-    session = await money.driver.open_session(max_cost_usd=0.03)
-    other = await money.driver.open_session()
-    await money.ask(other, "q0", "q1", target="b")
-    await money.ask(session, "r0", "dear", cents=2)
-    await money.ask(session, "cheap", target="b")
-    assert money.taken() == ["q0", "q1", "r0"]
-    await money.end("q0")
-    await money.queue.grant_quotas()
-    assert money.taken() == []
-    await money.end("r0")
-    assert money.taken() == ["dear", "cheap"]
+async def test_a_call_with_a_place_of_its_quota_does_not_overtake_who_waits_for_money(desk: QueueDriver) -> None:
+    await desk.register("a", without=True)
+    await desk.register("b", start=2)
+    session = await desk.driver.open_session(max_cost_usd=0.03)
+    other = await desk.driver.open_session()
+    await ask(desk, other, "q0", "q1", target="b")
+    await ask(desk, session, "r0", "dear", cents=2)
+    await ask(desk, session, "cheap", target="b")
+    assert desk.taken() == ["q0", "q1", "r0"]
+    await end(desk, "q0")
+    assert desk.taken() == []
+    await end(desk, "r0")
+    assert desk.taken() == ["dear", "cheap"]

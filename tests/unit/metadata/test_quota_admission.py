@@ -3,110 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from quintain.contracts.fleet import QuotaState, SetQuota
-from quintain.contracts.headers import PROTOCOL_VERSION
-from quintain.contracts.ledger import Admission, Admit, AdmitBatch, AttemptOutcome, Register, Settle, TargetCard
-from quintain.contracts.quota import QuotaCard, QuotaTerms, RateReport, TryOutcome, TryReport
+from quintain.contracts.fleet import SetQuota
+from quintain.contracts.ledger import AttemptOutcome
+from quintain.contracts.quota import RateReport, TryOutcome, TryReport
 from quintain.contracts.session import SessionOpened
 from quintain.errors import BadRequest
-from quintain_metadata.admission import AdmissionQueue
-from quintain_metadata.ledger import leases
 from quintain_metadata.ledger_queues import attempt_ended
 from quintain_metadata.quotas import quota_rows
-from quintain_metadata.quotas.quota_admission import QuotaAdmission
 from quintain_metadata.store.base import execute
-from support.ledger_driver import LedgerDriver, admit_request, memory_ledger_driver, settle_request
+from support.ledger_driver import admit_request, memory_ledger_driver, settle_request
 from support.ledger_operations import alone
-
-ANSWERED = TryReport(outcome=TryOutcome.ANSWERED)
-
-
-@dataclass
-class QueueDriver:
-    """An admission queue over a ledger in memory, with a clock of its own for its quotas."""
-
-    driver: LedgerDriver
-    now: float = 1000.0
-    answers: dict[str, Admission] = field(default_factory=dict)
-    running: dict[str, tuple[SessionOpened, Admit]] = field(default_factory=dict)
-    asked: dict[str, tuple[SessionOpened, Admit]] = field(default_factory=dict)
-    order: list[str] = field(default_factory=list)
-    queue: AdmissionQueue = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.restart()
-
-    def restart(self) -> None:
-        ledger = self.driver.ledger
-        self.queue = AdmissionQueue(ledger, quotas=QuotaAdmission(ledger, lambda: self.now))
-
-    async def register(
-        self, *targets: str, limit: int = 64, incarnation: str = "w1", without: bool = False, **terms: object
-    ) -> None:
-        fields = {"start": 2, "adaptive": False, **terms}
-        quota = None if without else QuotaCard(id="key", name="team", terms=QuotaTerms.model_validate(fields))
-        cards = [TargetCard(name=each, provider="mock", max_concurrency=limit, quota=quota) for each in targets]
-        request = Register(worker_id=incarnation, incarnation=incarnation, targets=cards, protocol=PROTOCOL_VERSION)
-        await self.driver.ledger.transact(lambda moment: leases.register_worker(moment.now, request))
-        await self.queue.quotas.start()
-
-    async def admit(self, session: SessionOpened, *names: str, incarnation: str = "w1", **fields: object) -> list[str]:
-        admits = [admit_request(session, name, **fields) for name in names]
-        return await self.send(session, *admits, incarnation=incarnation)
-
-    async def send(self, session: SessionOpened, *admits: Admit, incarnation: str = "w1") -> list[str]:
-        for admit in admits:
-            self.asked[admit.attempt_id] = session, admit
-        await self.queue.admit(AdmitBatch(incarnation=incarnation, items=list(admits)), self.on_reply)
-        await self.queue.grant_quotas()
-        return [self.answer(admit.attempt_id) for admit in admits]
-
-    async def on_reply(self, items: list[Admission], _: list[str]) -> None:
-        for item in items:
-            self.answers[item.attempt_id] = item
-            if item.is_grant:
-                self.running[item.attempt_id] = self.asked[item.attempt_id]
-                self.order.append(self.asked[item.attempt_id][1].request_id)
-
-    def answer(self, attempt_id: str) -> str:
-        item = self.answers.get(attempt_id)
-        if item is None:
-            return "waits"
-        return item.fault.code if item.fault else "granted" if item.is_grant else "replayed"
-
-    async def settle(
-        self,
-        attempt_id: str,
-        outcome: AttemptOutcome = AttemptOutcome.RESULT,
-        report: TryReport | None = ANSWERED,
-    ) -> None:
-        session, admit = self.running.pop(attempt_id, None) or self.asked[attempt_id]
-        item: Settle = settle_request(session, admit, outcome).model_copy(update={"report": report})
-        call, _ = await self.driver.ledger.transact(alone(item))
-        await self.queue.on_ended([attempt_ended(item, call)])
-        await self.queue.grant_quotas()
-
-    async def sweep(self) -> None:
-        await self.queue.retry_waiting()
-        await self.queue.grant_quotas()
-
-    def attempt_of(self, name: str) -> str:
-        return next(key for key, (_, admit) in reversed(self.asked.items()) if admit.request_id == name)
-
-    def state(self) -> QuotaState:
-        return self.queue.quotas.states()[0]
-
-    async def count_running(self) -> int:
-        rows = await self.driver.ledger.transact(lambda _: execute("SELECT count(*) FROM call WHERE state = 'running'"))
-        return int(rows[0][0])
+from support.queue_driver import ANSWERED, QueueDriver
 
 
 @pytest.fixture
@@ -319,20 +230,6 @@ async def test_a_target_that_has_no_quota_any_more_waits_for_none(desk: QueueDri
     assert desk.order == ["r1", "r2", "r3"]
 
 
-async def test_ten_calls_do_not_wait_behind_five_thousand(desk: QueueDriver, session: SessionOpened) -> None:
-    await desk.register("a", "b", start=8)
-    big = await desk.driver.open_session(max_calls=5_000)
-    names = [f"big{number}" for number in range(5_000)]
-    for start in range(0, len(names), 500):
-        await desk.admit(big, *names[start : start + 500])
-    await desk.admit(session, *(f"small{number}" for number in range(10)))
-    for _ in range(4):  # each round starts four calls of each session
-        for attempt_id in list(desk.running):
-            await desk.settle(attempt_id)
-    assert sum(name.startswith("small") for name in desk.order) == 10
-    assert desk.state().in_flight == 8
-
-
 async def test_sessions_share_a_quota_by_weight_and_children_take_part_in_it(desk: QueueDriver) -> None:
     await desk.register("a", "b", start=1)
     heavy, light, batch = [
@@ -379,75 +276,6 @@ async def test_what_an_administrator_sets_holds_at_once_and_after_a_restart(
 async def test_what_cannot_be_set_is_refused(desk: QueueDriver, fields: dict[str, object]) -> None:
     with pytest.raises(BadRequest, match="team|nothing to set"):
         await set_quota(desk, **fields)
-
-
-async def test_a_refused_key_is_told_and_holds_no_call(desk: QueueDriver, session: SessionOpened) -> None:
-    await desk.admit(session, "r1")
-    refused = TryReport(outcome=TryOutcome.REFUSED)
-    await desk.settle(desk.attempt_of("r1"), AttemptOutcome.REFUND, refused)
-    assert desk.state().refused
-    assert await desk.admit(session, "r2") != ["waits"]
-
-
-STEPS = st.lists(
-    st.tuples(
-        st.sampled_from(
-            ["admit", "answer", "throttle", "fail", "give up", "repeat", "sweep", "lose", "restart", "time"]
-        ),
-        st.integers(0, 7),
-    ),
-    max_size=40,
-)
-
-
-@settings(max_examples=60, deadline=None)
-@given(steps=STEPS, limit=st.integers(1, 4))
-def test_no_place_is_lost_or_given_twice(steps: list[tuple[str, int]], limit: int) -> None:
-    asyncio.run(_run(steps, limit))
-
-
-async def _run(steps: list[tuple[str, int]], limit: int) -> None:
-    async with memory_ledger_driver() as driver:
-        desk, workers = QueueDriver(driver), itertools.count(1)
-        worker = f"w{next(workers)}"
-        await desk.register("a", start=limit, incarnation=worker)
-        session = await driver.open_session(max_calls=1000)
-        for step, number in steps:
-            running = sorted(desk.running)
-            chosen = running[number % len(running)] if running else None
-            match step:
-                case "admit":
-                    await desk.admit(session, f"r{number}", incarnation=worker)
-                case "answer" if chosen:
-                    await desk.settle(chosen)
-                case "throttle" if chosen:
-                    await desk.settle(chosen, AttemptOutcome.THROTTLED, TryReport(outcome=TryOutcome.THROTTLED))
-                case "fail" if chosen:
-                    await desk.settle(chosen, AttemptOutcome.IN_DOUBT, TryReport(outcome=TryOutcome.FAILED))
-                case "give up" if desk.asked:
-                    waiting = sorted(desk.asked.keys() - desk.answers.keys())
-                    if waiting:
-                        await desk.settle(waiting[number % len(waiting)], AttemptOutcome.NEVER_SENT, None)
-                case "repeat" if chosen:
-                    await desk.send(session, desk.running[chosen][1], incarnation=worker)
-                case "sweep":
-                    await desk.sweep()
-                case "lose":
-                    await driver.expire_lease(worker)
-                    worker = f"w{next(workers)}"
-                    desk.running.clear()
-                    await desk.register("a", start=limit, incarnation=worker)
-                    await desk.sweep()
-                case "restart":
-                    desk.restart()
-                    await desk.queue.quotas.start()
-                case "time":
-                    desk.now += number * 40
-                    await desk.queue.grant_quotas()
-            assert desk.state().in_flight <= limit
-            assert desk.state().in_flight == len(desk.running)
-        for attempt_id in list(desk.running):
-            await desk.settle(attempt_id, AttemptOutcome.NEVER_SENT, None)
 
 
 async def test_where_workers_name_different_limits_the_smallest_count_and_that_is_told() -> None:

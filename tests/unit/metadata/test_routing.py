@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from quintain.bus.base import Delivery, HeaderValue
+from quintain.bus.base import Delivery
 from quintain.contracts.credentials import SessionToken
 from quintain.contracts.headers import DEADLINE_HEADER, REQUEST_ID_HEADER, ROUTED_HEADER, TOKEN_HEADER
 from quintain.contracts.session import SessionOpened
@@ -39,6 +39,13 @@ async def serve(metadata: RunningMetadataService, *targets: str) -> asyncio.Queu
     return await metadata.consume_queue(target_queue(targets[0]))
 
 
+async def send(metadata: RunningMetadataService, session: SessionOpened, **more: object) -> None:
+    """Publish a request that names no target by its key, and does not wait."""
+    headers = {TOKEN_HEADER: session.token, REQUEST_ID_HEADER: "r1"}
+    body = {"question": "x", **more}
+    await metadata.publish(INVOKE, "", body, headers=headers, correlation_id="c", reply_to="r")
+
+
 async def test_a_request_without_a_target_goes_to_the_default_byte_for_byte(
     metadata: RunningMetadataService, session: SessionOpened
 ) -> None:
@@ -57,30 +64,27 @@ async def test_a_target_named_in_the_body_alone_is_where_it_goes(
     metadata: RunningMetadataService, session: SessionOpened, spelling: str
 ) -> None:
     got = await serve(metadata, "b", "a")
-    headers = {TOKEN_HEADER: session.token}
-    await metadata.publish(
-        INVOKE, "", {"question": "x", spelling: "b"}, headers=headers, correlation_id="c", reply_to="r"
-    )
+    await send(metadata, session, **{spelling: "b"})
     assert (await next_delivery(got)).routing_key == "b"
 
 
 @pytest.mark.parametrize(
-    ("key", "body", "sentence"),
+    ("key", "named", "sentence"),
     [
-        ("nope", {"question": "x"}, "Unknown target 'nope'. Available: a, b"),
-        ("nope", {"question": "x", "target": "nope"}, "Unknown target 'nope'. Available: a, b"),
-        ("", {"question": "x", "target": "nope"}, "Unknown target 'nope'. Available: a, b"),
-        ("", {"question": "x", "provider": "nope"}, "Unknown provider 'nope'. Available: a, b"),
-        ("", {"question": "x", "target": ""}, "Unknown target ''. Available: a, b"),
+        ("nope", {}, "Unknown target 'nope'. Available: a, b"),
+        ("nope", {"target": "nope"}, "Unknown target 'nope'. Available: a, b"),
+        ("", {"target": "nope"}, "Unknown target 'nope'. Available: a, b"),
+        ("", {"provider": "nope"}, "Unknown provider 'nope'. Available: a, b"),
+        ("", {"target": ""}, "Unknown target ''. Available: a, b"),
     ],
 )
 async def test_an_unknown_target_is_answered_with_what_there_is(
-    metadata: RunningMetadataService, session: SessionOpened, key: str, body: dict[str, str], sentence: str
+    metadata: RunningMetadataService, session: SessionOpened, key: str, named: dict[str, str], sentence: str
 ) -> None:
     await serve(metadata, "b", "a", "c")
     narrow = await metadata.ledger_driver.open_session(parent=session, allowed_targets=["a", "b"])
     with pytest.raises(UnknownTarget) as unknown:
-        await metadata.invoke(narrow.token, body, key)
+        await metadata.invoke(narrow.token, {"question": "x", **named}, key)
     assert (unknown.value.message, unknown.value.available_targets) == (sentence, ("a", "b"))
 
 
@@ -124,10 +128,6 @@ async def test_a_default_is_declared_once_and_again_where_its_queue_is_gone(
 
     monkeypatch.setattr(metadata.service_bus, "declare", count)
 
-    async def send() -> None:
-        headers = {TOKEN_HEADER: session.token}
-        await metadata.publish(INVOKE, "", {"question": "x"}, headers=headers, correlation_id="c", reply_to="r")
-
     async def arrived() -> int:
         while True:
             with contextlib.suppress(BusError):
@@ -136,14 +136,14 @@ async def test_a_default_is_declared_once_and_again_where_its_queue_is_gone(
             await asyncio.sleep(0.01)
 
     async with asyncio.timeout(5):
-        await send()
+        await send(metadata, session)
         assert await arrived() == 1
-        await send()
+        await send(metadata, session)
         while await arrived() != 2:
             await asyncio.sleep(0.01)
         assert declared == [target_topology("a")]
         await metadata.bus.delete(target_queue("a"))
-        await send()
+        await send(metadata, session)
         assert await arrived() == 1
     assert declared == [target_topology("a")] * 2
 
@@ -151,8 +151,7 @@ async def test_a_default_is_declared_once_and_again_where_its_queue_is_gone(
 async def test_the_target_first_resolved_stays(metadata: RunningMetadataService, session: SessionOpened) -> None:
     got = await serve(metadata, "b", "a")
     await metadata.ledger_driver.admit(admit_request(session, "r1", target="b"))
-    headers = {TOKEN_HEADER: session.token, REQUEST_ID_HEADER: "r1"}
-    await metadata.publish(INVOKE, "", {"question": "x"}, headers=headers, correlation_id="c", reply_to="r")
+    await send(metadata, session)
     assert (await next_delivery(got)).routing_key == "b"
 
 
@@ -177,18 +176,12 @@ async def test_a_bad_request_is_said_after_the_token(
 async def test_the_answer_carries_the_request_id(metadata: RunningMetadataService, session: SessionOpened) -> None:
     replies: asyncio.Queue[Delivery] = asyncio.Queue()
     metadata.rpc_client.subscribe("c", replies.put_nowait)
+    address = {"correlation_id": "c", "reply_to": metadata.rpc_client.reply_key}
     for headers in ({REQUEST_ID_HEADER: "mine"}, {}):
-        await metadata.publish(
-            INVOKE,
-            "nope",
-            {"question": "x"},
-            headers=headers,
-            correlation_id="c",
-            reply_to=metadata.rpc_client.reply_key,
-        )
+        await metadata.publish(INVOKE, "nope", {"question": "x"}, headers=headers, **address)
         reply = await next_delivery(replies)
-        assert reply.headers[REQUEST_ID_HEADER] == headers.get(REQUEST_ID_HEADER, "c")
-        assert reply.correlation_id == "c"
+        told = (reply.headers[REQUEST_ID_HEADER], reply.correlation_id)
+        assert told == (headers.get(REQUEST_ID_HEADER, "c"), "c")
 
 
 async def test_a_full_queue_is_overloaded_and_no_defect(
@@ -203,11 +196,11 @@ async def test_a_full_queue_is_overloaded_and_no_defect(
     assert (await metadata.ledger_driver.info(session)).call_count == 0
 
 
-@pytest.mark.parametrize("deadline", [1.5, "soon", True, "99999999999999.5", [1]])
 @pytest.mark.parametrize("key", ["", "nope"])
 async def test_a_deadline_that_is_no_integer_is_refused(
-    metadata: RunningMetadataService, session: SessionOpened, key: str, deadline: HeaderValue
+    metadata: RunningMetadataService, session: SessionOpened, key: str
 ) -> None:
     await serve(metadata, "a")
-    with pytest.raises(BadRequest, match=f"^{DEADLINE_HEADER}: "):
-        await metadata.invoke(session.token, {"question": "x"}, key, {DEADLINE_HEADER: deadline})
+    for deadline in (1.5, "soon", True, "99999999999999.5", [1]):
+        with pytest.raises(BadRequest, match=f"^{DEADLINE_HEADER}: "):
+            await metadata.invoke(session.token, {"question": "x"}, key, {DEADLINE_HEADER: deadline})

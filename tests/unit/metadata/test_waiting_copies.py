@@ -10,7 +10,7 @@ from quintain.contracts.ledger import AttemptOutcome
 from quintain.contracts.quota import RateReport, TryOutcome, TryReport
 from quintain.contracts.session import SessionOpened
 from support.ledger_driver import memory_ledger_driver
-from unit.metadata.test_quota_admission import QueueDriver
+from support.queue_driver import QueueDriver
 
 THROTTLED = TryReport(outcome=TryOutcome.THROTTLED, rates=RateReport(retry_after_seconds=1))
 

@@ -1,0 +1,119 @@
+"""The admission queue of a metadata service over a ledger in memory: what was asked of it, and what it told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from quintain.contracts.fleet import QuotaState
+from quintain.contracts.headers import PROTOCOL_VERSION
+from quintain.contracts.ledger import Admission, Admit, AdmitBatch, AttemptOutcome, Register, TargetCard
+from quintain.contracts.quota import QuotaCard, QuotaTerms, TryOutcome, TryReport
+from quintain.contracts.session import SessionOpened
+from quintain_metadata.admission import AdmissionQueue
+from quintain_metadata.ledger import leases
+from quintain_metadata.ledger_queues import attempt_ended
+from quintain_metadata.quotas.quota_admission import QuotaAdmission
+from quintain_metadata.store.base import execute
+from support.ledger_driver import LedgerDriver, admit_request, settle_request
+from support.ledger_operations import alone
+
+ANSWERED = TryReport(outcome=TryOutcome.ANSWERED)
+
+
+@dataclass
+class QueueDriver:
+    """An admission queue over a ledger in memory, with a clock of its own for its quotas."""
+
+    driver: LedgerDriver
+    now: float = 1000.0
+    answers: dict[str, Admission] = field(default_factory=dict)
+    running: dict[str, tuple[SessionOpened, Admit]] = field(default_factory=dict)
+    asked: dict[str, tuple[SessionOpened, Admit]] = field(default_factory=dict)
+    order: list[str] = field(default_factory=list)
+    held: set[str] = field(default_factory=set)
+    queue: AdmissionQueue = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        ledger = self.driver.ledger
+        self.queue = AdmissionQueue(ledger, quotas=QuotaAdmission(ledger, lambda: self.now))
+
+    async def register(
+        self, *targets: str, limit: int = 64, incarnation: str = "w1", without: bool = False, **terms: object
+    ) -> None:
+        fields = {"start": 2, "adaptive": False, **terms}
+        quota = None if without else QuotaCard(id="key", name="team", terms=QuotaTerms.model_validate(fields))
+        cards = [TargetCard(name=each, provider="mock", max_concurrency=limit, quota=quota) for each in targets]
+        request = Register(worker_id=incarnation, incarnation=incarnation, targets=cards, protocol=PROTOCOL_VERSION)
+        await self.driver.ledger.transact(lambda moment: leases.register_worker(moment.now, request))
+        await self.queue.quotas.start()
+
+    async def admit(self, session: SessionOpened, *names: str, incarnation: str = "w1", **fields: object) -> list[str]:
+        admits = [admit_request(session, name, **fields) for name in names]
+        return await self.send(session, *admits, incarnation=incarnation)
+
+    async def send(self, session: SessionOpened, *admits: Admit, incarnation: str = "w1") -> list[str]:
+        for admit in admits:
+            self.asked[admit.attempt_id] = session, admit
+        await self.queue.admit(AdmitBatch(incarnation=incarnation, items=list(admits)), self.on_reply)
+        await self.queue.grant_quotas()
+        return [self.answer(admit.attempt_id) for admit in admits]
+
+    async def on_reply(self, items: list[Admission], held: list[str]) -> None:
+        self.held |= {*held}
+        for item in items:
+            self.answers[item.attempt_id] = item
+            if item.is_grant:
+                self.running[item.attempt_id] = self.asked[item.attempt_id]
+                self.order.append(self.asked[item.attempt_id][1].request_id)
+
+    def answer(self, attempt_id: str) -> str:
+        """What it was told: that it waits, a grant, a replay, that it must be alone or needs a slot, or a fault."""
+        item = self.answers.get(attempt_id)
+        if item is None:
+            return "waits"
+        if item.fault or item.is_grant or item.replay:
+            return item.fault.code if item.fault else "granted" if item.is_grant else "replayed"
+        return "must be alone" if item.must_be_alone else "needs slot"
+
+    async def settle(
+        self,
+        attempt_id: str,
+        outcome: AttemptOutcome = AttemptOutcome.RESULT,
+        report: TryReport | None = ANSWERED,
+        **fields: object,
+    ) -> None:
+        session, admit = self.running.pop(attempt_id, None) or self.asked[attempt_id]
+        item = settle_request(session, admit, outcome).with_fields(report=report, **fields)
+        call, _ = await self.driver.ledger.transact(alone(item))
+        await self.queue.on_ended([attempt_ended(item, call)])
+        await self.queue.grant_quotas()
+
+    async def sweep(self) -> None:
+        await self.queue.retry_waiting()
+        await self.queue.grant_quotas()
+
+    def attempts(self, name: str) -> list[str]:
+        """The attempts that were asked for at this call, in order."""
+        return [attempt_id for attempt_id, (_, admit) in self.asked.items() if admit.request_id == name]
+
+    def attempt_of(self, name: str) -> str:
+        return self.attempts(name)[-1]
+
+    def told(self, *names: str) -> list[str]:
+        """What the attempts at these calls were told."""
+        return [self.answer(attempt_id) for name in names for attempt_id in self.attempts(name)]
+
+    def taken(self) -> list[str]:
+        """The calls that were granted since this was asked last."""
+        taken, self.order = self.order, []
+        return taken
+
+    def state(self) -> QuotaState:
+        return self.queue.quotas.states()[0]
+
+    async def count_running(self) -> int:
+        rows = await self.driver.ledger.transact(lambda _: execute("SELECT count(*) FROM call WHERE state = 'running'"))
+        return int(rows[0][0])
