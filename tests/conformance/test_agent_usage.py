@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -58,43 +57,34 @@ def usage(tokens: tuple[int, int] | None) -> dict[str, int] | None:
     return None if tokens is None else {"input": tokens[0], "output": tokens[1]}
 
 
-@pytest.mark.parametrize(
-    ("target", "calls", "reported", "tokens", "cost", "is_less"),
-    [
-        ("agent", 2, (200, 60), (200, 60), 0.8, False),
-        ("agent", 2, (150, 60), (200, 60), 0.8, True),
-        ("agent", 2, (300, 50), (300, 60), 0.8, True),
-        ("agent", 2, None, (200, 60), 0.8, False),
-        ("agent", 0, (7, 3), (7, 3), 0.0, False),
-        ("agent", 0, None, None, 0.0, False),
-        ("dear", 2, (200, 60), (200, 60), 0.8, False),
-        ("dear", 2, (300, 70), (300, 70), 1.0, False),
-        ("dear", 2, (100, 10), (200, 60), 0.8, True),
-        ("retail", 2, (200, 60), (200, 60), 0.85, False),
-    ],
-)
-async def test_the_larger_counts_once(
-    fleet: MemoryFleet,
-    target: str,
-    calls: int,
-    reported: tuple[int, int] | None,
-    tokens: tuple[int, int] | None,
-    cost: float,
-    is_less: bool,
-) -> None:
-    async with fleet.client(target, max_calls=50) as client:
-        said = await client.invoke(json.dumps([calls, usage(reported)]))
-        info = await client.get_info(usage=True)
-    expected = None if tokens is None else TokenUsage(input=tokens[0], output=tokens[1])
-    assert said.token_usage == expected
-    assert said.cost_usd == pytest.approx(cost)
-    assert said.reported_usage == (TokenUsage.model_validate(usage(reported)) if is_less else None)
-    assert (info.token_usage.input, info.token_usage.output) == (tokens or (0, 0))
-    assert info.usage is not None
-    bill = Bill.of(info.usage)
-    assert (bill.total.token_usage.input, bill.total.token_usage.output) == (tokens or (0, 0))
-    assert bill.total.cost.known_usd == pytest.approx(cost)
-    assert bill.total.cost.unknown == 0
-    assert bill.whole_cost(target).known_usd == pytest.approx(cost)
-    lines: list[Any] = [(line.target, line.grader, line.agent, line.calls) for line in info.usage]
-    assert set(lines) == {(target, None, None, 1), *[("model", AGENTS, target, calls)] * bool(calls)}
+#: The target, how often its agent calls the model, and what it reports; then the tokens and the cost that count, and
+#: whether the report says less than the calls.
+ROWS = [
+    ("agent", 2, (200, 60), (200, 60), 0.8, False),
+    ("agent", 2, (150, 60), (200, 60), 0.8, True),
+    ("agent", 2, (300, 50), (300, 60), 0.8, True),
+    ("agent", 2, None, (200, 60), 0.8, False),
+    ("agent", 0, (7, 3), (7, 3), 0.0, False),
+    ("agent", 0, None, None, 0.0, False),
+    ("dear", 2, (200, 60), (200, 60), 0.8, False),
+    ("dear", 2, (300, 70), (300, 70), 1.0, False),
+    ("dear", 2, (100, 10), (200, 60), 0.8, True),
+    ("retail", 2, (200, 60), (200, 60), 0.85, False),
+]
+
+
+async def test_the_larger_counts_once(fleet: MemoryFleet) -> None:
+    for target, calls, reported, tokens, cost, is_less in ROWS:
+        async with fleet.client(target, max_calls=50) as client:
+            said = await client.invoke(json.dumps([calls, usage(reported)]))
+            info = await client.get_info(usage=True)
+        expected = None if tokens is None else TokenUsage(input=tokens[0], output=tokens[1])
+        assert (said.token_usage, said.cost_usd) == (expected, pytest.approx(cost)), (target, reported)
+        assert said.reported_usage == (TokenUsage.model_validate(usage(reported)) if is_less else None)
+        bill = Bill.of(info.usage)
+        for counted in (info.token_usage, bill.total.token_usage):
+            assert (counted.input, counted.output) == (tokens or (0, 0))
+        for shown in (bill.total.cost, bill.whole_cost(target)):
+            assert (shown.known_usd, shown.unknown) == (pytest.approx(cost), 0)
+        lines = {(line.target, line.grader, line.agent, line.calls) for line in info.usage}
+        assert lines == {(target, None, None, 1), *[("model", AGENTS, target, calls)] * bool(calls)}

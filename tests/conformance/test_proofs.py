@@ -15,8 +15,8 @@ from quintain.bus.connect import connect_bus
 from quintain.contracts.group import INVOKE_GROUP_TYPE
 from quintain.contracts.headers import DEADLINE_HEADER, PROOF_HEADER, REQUEST_ID_HEADER, TOKEN_HEADER
 from quintain.contracts.invoke import FaultReply, Result
-from quintain.contracts.session import GetInfo, OpenSession, SessionOpened
-from quintain.errors import Fault, RequestConflict, Unauthorized
+from quintain.contracts.session import GetInfo, OpenSession
+from quintain.errors import Unauthorized
 from quintain.routes import INFO, OPEN
 from quintain.rpc.groups import split_group
 from quintain.rpc.requests import RpcClient, RpcRequest
@@ -134,33 +134,3 @@ async def test_each_call_of_a_group_has_a_proof_of_its_own_which_is_good_alone(r
         with pytest.raises(Unauthorized):
             await reader.publish(calls[-1], proof=str(calls[-2].headers[PROOF_HEADER]))
         assert (await client.get_info()).call_count == 40
-
-
-async def test_whoever_asks_again_makes_a_new_proof(reader: QueueReader) -> None:
-    session = await reader.fleet.open_session("model", 9)
-    async with reader.fleet.client_of(session) as client:
-        await client.invoke("hello", request_id="mine")
-        assert (await client.invoke("hello", request_id="mine", timeout=60)).replayed
-        with pytest.raises(RequestConflict):
-            await client.invoke("something else", request_id="mine")
-
-
-async def test_a_call_without_a_target_and_one_to_an_unknown_target_are_answered(reader: QueueReader) -> None:
-    session = await reader.fleet.open_session("model", 9)
-    async with reader.fleet.client_of(session) as client:
-        assert (await client.invoke("hello")).target == "model"
-        with pytest.raises(Fault) as refused:
-            await client.invoke("hello", target="nobody")
-        assert refused.value.code == "unknown_target"
-
-
-async def test_a_client_that_sends_its_token_is_served(reader: QueueReader) -> None:
-    session: SessionOpened = await reader.fleet.open_session("model", 9)
-    async with reader.fleet.client_of(session) as client:
-        await client.invoke("hello")
-        [call] = await reader.take()
-        headers = {name: value for name, value in copyable_headers(call.headers).items() if name != PROOF_HEADER}
-        headers |= {TOKEN_HEADER: session.token, REQUEST_ID_HEADER: "another"}
-        request = RpcRequest(INVOKE, "model", "invoke", call.body, headers, deadline_seconds=30)
-        reply = await reader.rpc_client.call(request)
-        assert Result.from_wire(reply.body).call_count == 2

@@ -87,16 +87,6 @@ async def test_what_is_said_while_a_request_waits_comes_after_it(placement: Targ
     assert controller.contents() == ["a", "b", "c"]
 
 
-async def test_a_thousand_emits_keep_their_order(placement: TargetPlacement) -> None:
-    async def script(target: Any, emit: Emit, send: Send) -> None:
-        for number in range(1000):
-            emit(target.observation_event(f"{number}"))
-
-    controller = Controller(placement.types)
-    await controller.drive(placement.create(script))
-    assert controller.contents() == [f"{number}" for number in range(1000)]
-
-
 async def test_a_thread_of_the_targets_speaks_in_order(placement: TargetPlacement) -> None:
     async def script(target: Any, emit: Emit, send: Send) -> None:
         loop = asyncio.get_running_loop()
@@ -119,31 +109,6 @@ async def test_a_thread_of_the_targets_speaks_in_order(placement: TargetPlacemen
 
 
 # Requests.
-
-
-async def test_two_requests_wait_at_once_and_are_answered_in_any_order(placement: TargetPlacement) -> None:
-    async def script(target: Any, emit: Emit, send: Send) -> None:
-        target.notes = [
-            each.value
-            for each in await asyncio.gather(send(target.request_event("a")), send(target.request_event("b")))
-        ]
-
-    came: dict[str, asyncio.Future[None]] = {}
-
-    async def answer(event: Any) -> Any:
-        loop = asyncio.get_running_loop()
-        came[event.request] = loop.create_future()
-        if len(came) == 2:  # both are here: the later one is answered first
-            came["b"].set_result(None)
-        await came[event.request]
-        if event.request == "b":
-            loop.call_soon(came["a"].set_result, None)
-        return controller.injection(event)
-
-    controller = Controller(placement.types, answer)
-    async with asyncio.timeout(30):
-        await controller.drive(placement.create(script))
-    assert placement.instances[-1].notes == ["A", "B"]
 
 
 async def test_sixty_four_requests_each_get_their_own_answer(placement: TargetPlacement) -> None:
@@ -216,22 +181,6 @@ async def test_a_target_that_waits_no_longer_may_go_on_and_the_late_answer_harms
 
 
 # What an event carries.
-
-
-async def test_a_hundred_kilobytes_cross_both_ways(placement: TargetPlacement) -> None:
-    big = "ä€😀" * 33_000
-
-    async def script(target: Any, emit: Emit, send: Send) -> None:
-        emit(target.observation_event(big))
-        target.notes = [(await send(target.request_event(big))).value == big]
-
-    async def answer(event: Any) -> Any:
-        return controller.injection(event, event.request)
-
-    controller = Controller(placement.types, answer)
-    await controller.drive(placement.create(script))
-    assert controller.contents() == [big, big]
-    assert placement.instances[-1].notes == [True]
 
 
 async def test_content_is_what_it_was_when_it_was_said(placement: TargetPlacement, placement_name: str) -> None:

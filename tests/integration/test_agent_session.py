@@ -15,8 +15,6 @@ import aiohttp
 import pytest
 
 import quintain
-from quintain.contracts.agents import Turn
-from quintain.contracts.invoke import InvokeRequest
 from quintain.remote.child_session import ChildSessionPolicy
 from quintain.remote.factory import RemoteFactory
 from quintain.target import ControllableInjection, Event, EventResponse, ObservableEvent, SecurityDomainTag
@@ -37,29 +35,6 @@ targets:
     provider: target
     host: {name}-clerk
     child_session: {{targets: [model], max_calls: 8}}
-  program:
-    provider: command
-    protocol: jsonl
-    command: [python, asking.py]
-    child_session: {{targets: [model], max_calls: 1}}
-"""
-
-#: Asks its model twice in each turn, by the URL that it was started with.
-ASKING = """
-import json, os, sys, urllib.error, urllib.request
-
-def ask():
-    body = json.dumps({"model": "model", "messages": [{"role": "user", "content": "Well?"}]}).encode()
-    headers = {"content-type": "application/json", "authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
-    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)
-    try:
-        with urllib.request.urlopen(request) as answer:
-            return json.load(answer)["choices"][0]["message"]["content"]
-    except urllib.error.HTTPError as error:
-        return str(error.code)
-
-for line in sys.stdin:
-    print(json.dumps({"type": "answer", "text": f"{ask()} {ask()}"}), flush=True)
 """
 
 #: A hosted agent, whose client is made when it is imported. It says where it calls, and what came of each call.
@@ -95,9 +70,8 @@ def name() -> str:
 
 @pytest.fixture
 def fleet(broker_url: str, name: str) -> Iterator[ProcessFleet]:
-    with process_fleet(broker_url, CONFIG.format(name=name), targets=["model", "panel", "clerk", "program"]) as fleet:
+    with process_fleet(broker_url, CONFIG.format(name=name), targets=["model", "panel", "clerk"]) as fleet:
         shutil.copy(EXAMPLES / "panel.py", fleet.folder)
-        (fleet.folder / "asking.py").write_text(ASKING)
         fleet.start("serve", "host", "panel:Panel", "--name", name, "-v").wait_for_output("ready  host")
         fleet.start_services("metadata", "worker")
         yield fleet
@@ -125,19 +99,6 @@ async def test_the_fourth_opinion_is_refused_by_name_and_by_a_controller(fleet: 
         assert (await target.get_info()).call_count == 8
     written = "".join(process.read_output() for process in fleet.processes)
     assert not SECRET.search(written)
-
-
-async def test_a_program_of_a_worker_calls_models_by_its_url(fleet: ProcessFleet) -> None:
-    session = await asyncio.to_thread(fleet.open_session, "program", 10)
-    async with quintain.connect(fleet.broker_url, session.token) as target:
-        first, second = (Turn(conversation_id="c", number=number) for number in (1, 2))
-        said = await target.send(InvokeRequest(question="Is all well?", turn=first))
-        assert said.continuation is not None
-        going_on = second.with_fields(continuation=said.continuation)
-        again = await target.send(InvokeRequest(question="And now?", turn=going_on))
-        assert [said.raw_text, again.raw_text] == ["I agree. 402"] * 2
-        assert (await target.get_info()).call_count == 4
-    assert not SECRET.search("".join(process.read_output() for process in fleet.processes))
 
 
 async def test_a_hosted_agent_calls_models_by_the_url_of_its_slot_within_the_limits_of_its_call(

@@ -160,59 +160,6 @@ async def test_a_target_without_a_slot_for_a_session_is_given_none(host: ThreadH
             pass
 
 
-async def test_a_receiver_answers_over_several_runs(host: ThreadHost) -> None:
-    async def count(channel: quintain.EventChannel) -> None:
-        number = 0
-        async for envelope in channel:
-            number += 1
-            event: Any = envelope.event
-            envelope.respond(ControllableInjection(event=event, controllable=event.controllable, value=str(number)))
-
-    async with quintain.lease(host.name) as target, quintain.event_channel(count) as channel:
-        shown = [in_words(await target.run(on_event=channel.send))[-1] for _ in range(3)]
-    assert shown == ["1", "2", "3"]
-
-
-class Refusal(Exception):
-    pass
-
-
-@pytest.mark.parametrize(
-    ("on_event", "error"),
-    [
-        (lambda event: "only a text", TypeError),
-        (lambda event: EventResponse(event=event), TypeError),
-        (
-            lambda event: ControllableNoInjection(
-                event=type(event)(controllable=event.controllable, request=""), controllable=event.controllable
-            ),
-            ValueError,
-        ),
-    ],
-)
-async def test_a_wrong_answer_ends_the_run_with_its_error(
-    host: ThreadHost, on_event: Any, error: type[Exception]
-) -> None:
-    async with quintain.lease(host.name) as target:
-        with pytest.raises(error):
-            await target.run(on_event=on_event)
-        # What happened before is there, and the lease goes on.
-        assert in_words(target.trajectory) == ["hello"]
-        assert in_words(await target.run(on_event=inject)) == ["hello", "put in", "put in"]
-
-
-async def test_what_the_attack_raises_comes_back_as_the_same_object(host: ThreadHost) -> None:
-    refusal = Refusal("enough")
-
-    async def refuse(event: Event) -> EventResponse:
-        raise refusal
-
-    with pytest.raises(Refusal) as caught:
-        async with quintain.lease(host.name) as target:
-            await target.run(on_event=refuse)
-    assert caught.value is refusal
-
-
 async def test_a_second_run_at_the_same_time_is_refused(host: ThreadHost) -> None:
     asked, answer = asyncio.Event(), asyncio.Event()
 

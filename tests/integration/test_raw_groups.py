@@ -140,10 +140,6 @@ def questions(*texts: str) -> list[bytes]:
     return [json.dumps({"question": text}).encode() for text in texts]
 
 
-def call_count(client: RawAmqpClient) -> object:
-    return client.call({}, key="info", exchange="quintain.metadata", kind="info")[1]["callCount"]
-
-
 def test_each_call_is_charged_and_answered_by_itself(raw_client: RawGroupClient) -> None:
     texts = [f"question {number}" for number in range(64)]
     replies = raw_client.call_group(questions(*texts), key="parrot")
@@ -156,18 +152,3 @@ def test_without_a_word_of_groups_every_reply_is_a_message_of_its_own(raw_client
     replies = raw_client.call_group(questions("x", "y"), key="parrot", accept=None)
     assert [text_of(reply) for _, reply in replies] == ["x", "y"]
     assert raw_client.reply_group_sizes == []
-
-
-def test_a_call_of_a_group_is_the_same_call_alone(raw_client: RawGroupClient) -> None:
-    body = questions("x", "y")
-    first, _ = raw_client.call_group(body, key="parrot", request_ids=["one", "two"])
-    alone = raw_client.call(body[0], key="parrot", headers={"x-quintain-request-id": "one"})
-    assert {**alone[1], "replayed": False} == first[1]
-    again = raw_client.call_group(body[::-1], key="parrot", request_ids=["two", "one"])
-    assert [reply["replayed"] for _, reply in again] == [True, True]
-    assert call_count(raw_client) == 2
-
-
-def test_a_group_for_the_sessions_default_target_is_routed_call_by_call(raw_client: RawGroupClient) -> None:
-    replies = raw_client.call_group(questions("x", "y"), key="")
-    assert [text_of(reply) for _, reply in replies] == ["x", "y"]

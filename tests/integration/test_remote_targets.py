@@ -7,29 +7,23 @@ import dataclasses
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 
 from quintain.bus.base import Envelope
 from quintain.contracts.hosting import DriverMessage
 from quintain.contracts.message import MAX_BODY_BYTES
-from quintain.errors import ConfigError, NoAnswer, RemoteTargetError
-from quintain.remote.child_session import ChildSessionPolicy
+from quintain.errors import ConfigError, RemoteTargetError
 from quintain.remote.connection_thread import ConnectionThread
 from quintain.remote.factory import RemoteFactory
-from quintain.remote.lease import TargetTimeouts, acquire_lease
+from quintain.remote.lease import TargetTimeouts
 from quintain.target import Event, ObservableEvent, scope_includes
 from quintain.target.type_registry import QUINTAIN_TYPES
 from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain.topology import Exchange
-from quintain_view.trajectory_files import read_trajectory, trajectory_names
-from quintain_view.trajectory_page import RunState
 from support.target_placements import Controller, scripted_target_class
-from support.tcp_proxy import TcpProxy, open_tcp_proxy
-from support.thread_host import LoopThread, ThreadHost, thread_host
+from support.thread_host import ThreadHost, thread_host
 from support.waiting import wait_until
 
 Emit = Callable[[Any], None]
@@ -62,10 +56,14 @@ def connection_thread(broker_url: str) -> Iterator[ConnectionThread]:
     line.close()
 
 
+def factory_of(host: ThreadHost, connection: ConnectionThread, *, prefetch: int = 0, **options: Any) -> RemoteFactory:
+    """Instances of what the host serves; by default each is leased when it is wanted."""
+    return RemoteFactory(host.name, tags=TAGS, prefetch=prefetch, connection=connection, **options)
+
+
 @pytest.fixture
 def remote(host: ThreadHost, connection_thread: ConnectionThread, timings: Timings) -> Iterator[RemoteFactory]:
-    """Instances of what the host serves, each leased when it is wanted."""
-    with RemoteFactory(host.name, tags=TAGS, prefetch=0, connection=connection_thread, timings=timings) as factory:
+    with factory_of(host, connection_thread, timings=timings) as factory:
         yield factory
 
 
@@ -74,31 +72,6 @@ async def do_nothing(target: Any, emit: Emit, send: Send) -> None: ...
 
 def controller(answer: Callable[[Any], Awaitable[Any]] | None = None) -> Controller:
     return Controller(QUINTAIN_TYPES, answer)
-
-
-# What is recorded.
-
-
-async def test_each_run_is_recorded_in_the_folder_that_the_factory_was_given(
-    host: ThreadHost, connection_thread: ConnectionThread, tmp_path: Path
-) -> None:
-    async def script(target: Any, emit: Emit, send: Send) -> None:
-        emit(target.observation_event((await send(target.request_event("hello"))).value))
-
-    host.serve(lambda: Bot(script))
-    with RemoteFactory(
-        host.name, tags=TAGS, prefetch=0, connection=connection_thread, trajectories=tmp_path
-    ) as factory:
-        target = factory.create()
-        for _ in range(2):
-            await controller().drive(target)
-        await target.teardown()
-    records = [read_trajectory(tmp_path, name) for name in trajectory_names(tmp_path)]
-    assert [record.state for record in records] == [RunState.ENDED] * 2
-    for record in records:
-        assert [line.kind for line in record.lines] == ["send", "reply", "emit", "end"]
-        assert record.start is not None
-        assert record.start.target == host.name
 
 
 # What is refused.
@@ -141,12 +114,6 @@ async def test_what_a_factory_raises_is_raised_by_create_and_the_slot_is_free_ag
     await remote.create().teardown()
 
 
-def test_what_is_no_target_is_an_error_that_says_what_it_lacks(host: ThreadHost, remote: RemoteFactory) -> None:
-    host.serve(object)
-    with pytest.raises(RemoteTargetError, match=r"object, which is not a Target: it lacks config_specs"):
-        remote.create()
-
-
 @pytest.mark.parametrize("prefetch", [0, 1])
 async def test_an_instance_is_waited_for_longer_than_a_slot(
     host: ThreadHost, connection_thread: ConnectionThread, prefetch: int
@@ -158,9 +125,7 @@ async def test_an_instance_is_waited_for_longer_than_a_slot(
         return Bot(do_nothing)
 
     host.serve(slow)
-    with RemoteFactory(
-        host.name, tags=TAGS, prefetch=prefetch, connection=connection_thread, timeouts=timeouts
-    ) as factory:
+    with factory_of(host, connection_thread, prefetch=prefetch, timeouts=timeouts) as factory:
         target = await asyncio.to_thread(factory.create)
         await controller().drive(target)
         await target.teardown()
@@ -172,7 +137,7 @@ def test_a_factory_that_never_returns_is_an_error_after_the_time_of_a_boot(
     may_end = threading.Event()
     host.serve(lambda: may_end.wait(30))
     timeouts = TargetTimeouts(boot_seconds=0.3)
-    with RemoteFactory(host.name, tags=TAGS, prefetch=0, connection=connection_thread, timeouts=timeouts) as factory:
+    with factory_of(host, connection_thread, timeouts=timeouts) as factory:
         with pytest.raises(TimeoutError, match="boot_seconds"):
             factory.create()
         may_end.set()
@@ -193,7 +158,7 @@ async def test_a_run_that_does_not_end_is_cancelled_and_a_controller_that_does_n
 
     host.serve(lambda: Bot(script))
     timeouts = TargetTimeouts(run_seconds=1.0, event_seconds=0.2)
-    with RemoteFactory(host.name, tags=TAGS, prefetch=0, connection=connection_thread, timeouts=timeouts) as factory:
+    with factory_of(host, connection_thread, timeouts=timeouts) as factory:
         target = factory.create()
         with pytest.raises(TimeoutError, match="event_seconds"):
             await controller(never).drive(target)
@@ -214,43 +179,9 @@ def test_tags_that_are_not_known_here_are_named_by_create_and_matched_by_path_wh
         assert factory.create().get_controllables()
 
 
-def test_without_a_host_nobody_waits_for_ever(connection_thread: ConnectionThread) -> None:
-    with pytest.raises(NoAnswer, match=r"'nobody' within 1 s: start one with `quintain serve host"):
-        connection_thread.run_blocking(
-            acquire_lease(
-                connection_thread.bus, connection_thread.rpc_client, "nobody", timeouts=TargetTimeouts(slot_seconds=1)
-            )
-        )
-
-
-def test_a_target_that_takes_no_session_is_given_none_and_its_slot_is_free_again(
-    host: ThreadHost, connection_thread: ConnectionThread
-) -> None:
-    terms = ChildSessionPolicy(targets=["model"], token="nobody's")
-    with RemoteFactory(host.name, tags=TAGS, prefetch=0, connection=connection_thread, child_session=terms) as factory:
-        for _ in range(3):  # there are two slots
-            with pytest.raises(ConfigError, match="no configuration slot 'quintain_session'"):
-                factory.create()
-        assert factory.scope("user")
-
-
 async def test_what_is_no_part_of_the_interface_does_not_cross(remote: RemoteFactory) -> None:
     with pytest.raises(AttributeError, match=r"no 'messages' here: only the Target interface crosses"):
         _ = remote.create().messages
-
-
-async def test_an_answer_that_is_no_response_is_an_error_of_the_controllers_own(
-    host: ThreadHost, remote: RemoteFactory
-) -> None:
-    async def script(target: Any, emit: Emit, send: Send) -> None:
-        await send(target.request_event("a"))
-
-    async def answer(event: Any) -> Any:
-        return "a text"
-
-    host.serve(lambda: Bot(script))
-    with pytest.raises(TypeError, match="with an EventResponse, not with str"):
-        await controller(answer).drive(remote.create())
 
 
 async def test_an_error_of_a_class_that_only_the_target_has_names_it_and_brings_its_traceback(
@@ -304,24 +235,6 @@ async def test_what_is_larger_than_the_broker_takes_is_refused_with_its_size_on_
 # Leases.
 
 
-async def test_a_second_run_on_one_lease_ends_the_first_with_an_error(host: ThreadHost, remote: RemoteFactory) -> None:
-    async def ask(target: Any, emit: Emit, send: Send) -> None:
-        await send(target.request_event("question"))
-
-    async def never(event: Any) -> Any:
-        await asyncio.Event().wait()
-
-    host.serve(lambda: Bot(ask))
-    target = remote.create()
-    first = asyncio.create_task(Controller(QUINTAIN_TYPES, never).drive(target))
-    await wait_until(lambda: host.instances[0].total_runs == 1)
-    async with asyncio.timeout(5):
-        await controller().drive(target)
-        with pytest.raises(RuntimeError, match="The run was cancelled"):
-            await first
-    await target.teardown()
-
-
 async def test_a_drivers_cancelled_error_is_raised_in_the_target_and_ends_the_run(
     host: ThreadHost, remote: RemoteFactory
 ) -> None:
@@ -364,7 +277,7 @@ async def test_a_task_needs_few_requests_and_each_does_what_it_did(
             self.notes.append("teardown")
 
     host.serve(lambda: Noting(do_nothing))
-    with RemoteFactory(host.name, tags=TAGS, prefetch=0, connection=connection_thread) as factory:
+    with factory_of(host, connection_thread) as factory:
         for persona in ("calm", "bold"):
             target = factory.create()
             # As superred's Controller and a task of three slots and four queries use it.
@@ -432,105 +345,12 @@ async def test_instances_of_one_factory_have_the_same_tags(remote: RemoteFactory
     assert all(one is other for one, other in zip(first, second, strict=True))
 
 
-# What the broker makes of messages.
-
-
-async def two_branches(target: Any, emit: Emit, send: Send) -> None:
-    """Two branches that say something, ask, and say what they were answered."""
-
-    async def branch(name: str) -> None:
-        for number in range(20):
-            emit(target.observation_event(f"{name}{number}"))
-            emit(target.observation_event((await send(target.request_event(f"{name}?{number}"))).value))
-
-    await asyncio.gather(branch("a"), branch("b"))
-
-
-def branch_contents(contents: list[Any], name: str) -> list[Any]:
-    """What one branch of `two_branches` said, in order."""
-    return [text for text in contents if text.lower().startswith(name)]
-
-
-def expected_contents(name: str) -> list[str]:
-    """What that ought to be."""
-    upper = name.upper()
-    return [text for n in range(20) for text in (f"{name}{n}", f"{name}?{n}", f"{upper}?{n}")]
-
-
-class ProxiedBroker:
-    """A way to the broker that can be cut, on a thread of its own: the test's loop may be blocked."""
-
-    def __init__(self, url: str) -> None:
-        self._thread = LoopThread("proxy")
-        self._context = open_tcp_proxy(urlsplit(url).hostname or "127.0.0.1", urlsplit(url).port or 5672)
-        self._proxy: TcpProxy = self._thread.run(self._context.__aenter__())
-        split = urlsplit(url)
-        netloc = f"{split.username or 'guest'}:{split.password or 'guest'}@127.0.0.1:{self._proxy.port}"
-        self.url = split._replace(netloc=netloc).geturl()
-
-    def drop_connections(self) -> None:
-        self._thread.loop.call_soon_threadsafe(self._proxy.drop_connections)
-
-    def close(self) -> None:
-        self._thread.run(self._context.__aexit__(None, None, None))
-        self._thread.close()
-
-
-@pytest.fixture
-def proxied_broker(broker_url: str) -> Iterator[ProxiedBroker]:
-    wire = ProxiedBroker(broker_url)
-    yield wire
-    wire.close()
-
-
-@pytest.mark.parametrize("whose", ["host", "controller"])
-async def test_a_connection_that_is_cut_in_a_run_loses_and_repeats_nothing(
-    broker_url: str, proxied_broker: ProxiedBroker, whose: str
-) -> None:
-    asked = 0
-
-    async def answer(event: Any) -> Any:
-        nonlocal asked
-        asked += 1
-        if asked in {5, 20, 33}:
-            proxied_broker.drop_connections()
-        return one.injection(event)
-
-    one = controller(answer)
-    urls = {"host": broker_url, "controller": broker_url, whose: proxied_broker.url}
-    with (
-        thread_host(urls["host"]) as host,
-        RemoteFactory(host.name, tags=TAGS, prefetch=0, url=urls["controller"]) as factory,
-    ):
-        host.serve(lambda: Bot(two_branches))
-        async with asyncio.timeout(60):
-            await one.drive(factory.create())
-    for name in "ab":
-        assert branch_contents(one.contents(), name) == expected_contents(name)
-    assert asked == 40
-
-
 # What the controller's own loop is spared.
 
 
 #: A host or a controller that is silent for 1.5 s is lost.
 SHORT_LIVED = DEFAULT_TIMINGS.scaled(1 / 6)
 BLOCKED_SECONDS = SHORT_LIVED.host_lost_seconds + 0.5
-
-
-@pytest.mark.parametrize("timings", [SHORT_LIVED], indirect=True)
-async def test_a_target_that_blocks_its_loop_keeps_its_lease_and_answers(
-    host: ThreadHost, remote: RemoteFactory
-) -> None:
-    async def script(target: Any, emit: Emit, send: Send) -> None:
-        emit(target.observation_event("before"))
-        time.sleep(BLOCKED_SECONDS)  # the host's own heartbeats go on beside it
-        emit(target.observation_event("after"))
-
-    host.serve(lambda: Bot(script))
-    one = controller()
-    await one.drive(remote.create())
-    assert one.contents() == ["before", "after"]
 
 
 @pytest.mark.parametrize("timings", [SHORT_LIVED], indirect=True)
