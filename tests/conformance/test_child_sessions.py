@@ -133,16 +133,6 @@ async def test_an_agent_calls_models_under_its_callers_budget_and_no_further(age
     assert (info.call_count, info.committed) == (4, 4)
 
 
-async def test_the_parents_budget_is_the_last_word(agent_fleet: AgentFleet) -> None:
-    agent_fleet.script = lambda: Agent(four_calls(agent_fleet))
-    async with agent_fleet.fleet.client("agent", max_calls=2) as client:
-        said = await client.invoke("go")
-        assert (await client.get_info()).call_count == 2
-    assert json.loads(said.raw_text) == ["an opinion", *[BudgetExhausted.code] * 3]
-    child: Info = agent_fleet.instances[0].saved
-    assert (child.call_count, child.max_calls) == (1, 2)
-
-
 @on_both_transports
 async def test_the_session_dies_with_the_call(agent_fleet: AgentFleet) -> None:
     async with agent_fleet.fleet.client("agent") as client:

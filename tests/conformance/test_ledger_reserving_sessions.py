@@ -92,11 +92,16 @@ async def test_a_grandchilds_reservation_is_all_its_ancestors(driver: Driver) ->
     assert await used(driver, root, parent, child) == [2, 2, 1]
 
 
-async def test_the_parents_end_is_the_end_of_what_its_children_reserved(driver: Driver) -> None:
+@pytest.mark.parametrize("expires", [True, False])
+async def test_the_parents_end_is_the_end_of_what_its_children_reserved(driver: Driver, expires: bool) -> None:
     root = await driver.open_session(max_calls=10)
-    parent = await driver.open_session(parent=root, max_calls=6)
+    parent = await driver.open_session(parent=root, max_calls=6, expires_in_seconds=5 if expires else None)
     await driver.open_session(parent=parent, max_calls=5, reserve=True)
-    await driver.close(parent)
+    if expires:
+        driver.clock_ahead_ms = 6000
+        await driver.sweep()
+    else:
+        await driver.close(parent)
     assert await used(driver, root, parent) == [0, 0]
 
 
@@ -115,15 +120,6 @@ async def test_an_expired_child_gives_back_what_it_reserved(driver: Driver) -> N
     # The call that still runs is charged, and refunded, as any other.
     await driver.settle(child, "c1", "attempt-1", AttemptOutcome.REFUND)
     assert await used(driver, parent) == [0]
-
-
-async def test_a_reserving_child_ends_with_its_ancestors(driver: Driver) -> None:
-    root = await driver.open_session(max_calls=5)
-    parent = await driver.open_session(parent=root, max_calls=5, expires_in_seconds=5)
-    await driver.open_session(parent=parent, max_calls=5, reserve=True)
-    driver.clock_ahead_ms = 6000
-    await driver.sweep()
-    assert await used(driver, root) == [0]
 
 
 async def test_who_reserved_has_its_calls_whoever_else_calls_at_the_same_time(driver: Driver) -> None:

@@ -111,28 +111,6 @@ async def test_a_thread_of_the_targets_speaks_in_order(placement: TargetPlacemen
 # Requests.
 
 
-async def test_sixty_four_requests_each_get_their_own_answer(placement: TargetPlacement) -> None:
-    async def script(target: Any, emit: Emit, send: Send) -> None:
-        answers = await asyncio.gather(*(send(target.request_event(f"q{number}")) for number in range(64)))
-        target.notes = [answer.value for answer in answers]
-
-    waiting: list[asyncio.Future[None]] = []
-
-    async def answer(event: Any) -> Any:
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        waiting.append(turn)
-        if len(waiting) == 64:
-            for each in reversed(waiting):
-                each.set_result(None)
-        await turn
-        return controller.injection(event)
-
-    controller = Controller(placement.types, answer)
-    async with asyncio.timeout(30):
-        await controller.drive(placement.create(script))
-    assert placement.instances[-1].notes == [f"Q{number}" for number in range(64)]
-
-
 async def test_a_response_carries_the_very_event_and_the_very_controllable(placement: TargetPlacement) -> None:
     async def script(target: Any, emit: Emit, send: Send) -> None:
         event = target.request_event("a")
@@ -280,23 +258,6 @@ async def test_what_the_controllers_side_raises_passes_the_target_and_comes_back
     assert caught.value is error
 
 
-async def test_a_target_may_catch_what_the_controllers_side_raises_and_go_on(placement: TargetPlacement) -> None:
-    async def script(target: Any, emit: Emit, send: Send) -> None:
-        try:
-            await send(target.request_event("a"))
-        except ValueError as error:
-            target.notes = [str(error)]
-        emit(target.observation_event("went on"))
-
-    async def answer(event: Any) -> Any:
-        raise ValueError("not today")
-
-    controller = Controller(placement.types, answer)
-    await controller.drive(placement.create(script))
-    assert placement.instances[-1].notes == ["not today"]
-    assert controller.contents() == ["a", "went on"]
-
-
 async def test_a_cancelled_run_is_cancelled_in_the_target_and_the_next_one_works(placement: TargetPlacement) -> None:
     async def script(target: Any, emit: Emit, send: Send) -> None:
         if target.total_runs > 1:
@@ -329,18 +290,6 @@ async def test_a_cancelled_run_is_cancelled_in_the_target_and_the_next_one_works
     assert placement.instances[-1].notes == ["cancelled", "AGAIN"]
 
 
-async def test_a_target_that_never_answers_is_bounded_by_its_callers_timeout(placement: TargetPlacement) -> None:
-    async def script(target: Any, emit: Emit, send: Send) -> None:
-        await asyncio.Event().wait()
-
-    target = placement.create(script)
-    async with asyncio.timeout(30):
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.5):
-                await Controller(placement.types).drive(target)
-        await target.reset_ephemeral_state()
-
-
 # State, and what is exposed.
 
 
@@ -366,20 +315,6 @@ async def test_specs_and_domain_are_the_targets(placement: TargetPlacement) -> N
     assert type(slot) is placement.types.module.ConfigSpec
     assert [root.name for root in target.security_domain.roots] == ["root"]
     assert len(target.security_domain.distinct_combinations()) == 5
-
-
-async def test_a_reset_clears_the_run_and_keeps_what_is_durable_and_a_fresh_target_knows_neither(
-    placement: TargetPlacement,
-) -> None:
-    controller = Controller(placement.types)
-    target = placement.create(do_nothing)
-    for _ in range(2):
-        await controller.drive(target)
-    assert (target.query("runs", since="reset"), target.query("runs", since="lease")) == ("2", "2")
-    await target.reset_ephemeral_state()
-    assert (target.query("runs", since="reset"), target.query("runs", since="lease")) == ("0", "2")
-    fresh = placement.create(do_nothing)
-    assert fresh.query("runs", since="lease") == "0"
 
 
 async def test_a_target_is_torn_down_once_it_is_let_go(placement: TargetPlacement) -> None:

@@ -15,14 +15,10 @@ from quintain.contracts.agents import MAX_STEPS_BYTES, Continuation, Turn
 from quintain.contracts.invoke import ChatMessage, InvokeRequest, Result
 from quintain.contracts.ledger import TargetCard
 from quintain.errors import BadRequest, ConversationLost, ProviderFailed
-from quintain.settings import read_settings
 from quintain.topology import conversation_topology
-from quintain_runner.engine.preflight import check_evaluation
-from quintain_runner.engine.run_settings import RunOptions
 from quintain_worker.providers.provider import Billing, OnText, ProviderAnswer, ProviderFailure
 from quintain_worker.target import WorkerTarget
 from quintain_worker.worker import Worker
-from support.evaluations import Json, write_evaluation
 from support.memory_fleet import memory_fleet
 from support.metadata_service import RunningMetadataService, run_metadata_service
 
@@ -195,19 +191,6 @@ async def test_the_steps_before_a_failure_come_with_it(tmp_path: Path, over: str
         with pytest.raises(ProviderFailed) as repeated:
             await client.invoke("Pay it", request_id="one")
         assert (repeated.value.charged, list(repeated.value.steps)) == (True, [])
-
-
-async def test_turns_for_a_target_of_one_question_are_refused_before_the_first_call_on_a_fleet(tmp_path: Path) -> None:
-    config = 'targets: {a: {provider: http, url: "http://127.0.0.1:9/", body: {q: "{{ prompt }}"}}}'
-    case: Json = {"id": "talk", "turns": ["one", "two"]}
-    folder = tmp_path / "evaluation"
-    folder.mkdir()
-    path = write_evaluation(folder, [case], [{"name": "any", "builtin": "regex", "pattern": "."}], targets=["a"])
-    async with memory_fleet(tmp_path, config) as fleet:
-        session = await fleet.open_session("a")
-        on_fleet = {"QUINTAIN_GATEWAY_URL": fleet.gateway_url, "QUINTAIN_SESSION_TOKEN": session.token}
-        (problem,) = (await check_evaluation(RunOptions(path=path), read_settings(on_fleet))).problems
-        assert "target a takes one question" in problem
 
 
 async def test_over_http_the_gateway_sends_a_turn_where_its_conversation_is(tmp_path: Path) -> None:

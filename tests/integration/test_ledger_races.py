@@ -22,7 +22,7 @@ from quintain.contracts.session import SessionOpened
 from quintain.errors import Cancelled, Fault
 from quintain.timings import DEFAULT_TIMINGS
 from quintain_metadata.ledger import calls, leases
-from quintain_metadata.ledger.calls import CancelResult
+from quintain_metadata.ledger.calls import CallOperations, CancelResult
 from quintain_metadata.store.base import (
     AdvisoryLock,
     ForEach,
@@ -43,6 +43,8 @@ from support.ledger_operations import (
     close_operation,
     info,
     is_granted,
+    one_admit,
+    one_settle,
     open_ledgers,
     open_session,
     register,
@@ -50,6 +52,7 @@ from support.ledger_operations import (
     reserve_operation,
     settle_operation,
 )
+from support.servers.postgres_sql import run_sql
 
 #: Behind every lease and every deadline that is written here, and not so late that a settle counts as lost.
 LATER_MS = 630_000
@@ -350,3 +353,27 @@ async def test_three_services_working_on_the_same_calls_at_once_keep_the_ledger_
     # Everything but the servers' own trouble is among what may be said.
     assert set(scramble.refusals) <= {"budget_exhausted", "cancelled", "expired", "reply_expired"}
     assert scramble.refusals["budget_exhausted"] > 0
+
+
+async def test_batches_of_three_services_take_their_locks_in_one_order(
+    services: list[Ledger], fresh_postgres_url: str
+) -> None:
+    await register(services[0], "w2")
+    parent = await open_session(services[0], 10_000)
+    family = [parent, *[await open_session(services[0], 10_000, parent) for _ in range(2)]]
+    chance = random.Random(20)
+
+    async def service(ledger: Ledger, name: str) -> None:
+        for batch in range(12):
+            made = [(chance.choice(family), f"{name} {batch} {number}") for number in range(16)]
+            admits = [one_admit(session, call, call, chance.choice([WORKER, "w2"])) for session, call in made]
+            assert all(map(is_granted, await CallOperations(ledger).run(admits)))
+            ends = chance.choices([AttemptOutcome.RESULT, AttemptOutcome.REFUND], k=len(made))
+            settles = [one_settle(session, call, call, end) for (session, call), end in zip(made, ends, strict=True)]
+            assert not [each for each in await CallOperations(ledger).run(settles) if isinstance(each, Exception)]
+
+    await asyncio.gather(*(service(ledger, f"{number}") for number, ledger in enumerate(services * 2)))
+    assert (await info(services[0], parent)).running == 0
+    await assert_ledger_consistent(services[0])
+    deadlocks = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
+    assert await asyncio.to_thread(run_sql, fresh_postgres_url, deadlocks) == 0

@@ -1,17 +1,84 @@
-"""A client written with plain pika, after ``docs/protocol.md`` alone, against services that a user would start."""
+"""A client written with plain pika, after ``docs/protocol.md`` and its page of groups alone, against real services."""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import json
+import struct
 import time
+import uuid
 from collections.abc import Iterator
 
+import pika
 import pytest
 
 from support.process_fleet import ADMIN_TOKEN, ProcessFleet, process_fleet
 from support.quick import lease_variable
 from support.raw_client import RawAmqpClient, text_of
+
+GROUP = "application/vnd.quintain.group"
+
+
+def encode(items: list[tuple[dict[str, object], bytes]]) -> bytes:
+    """Each item: the lengths of its head and its body, the head, the body."""
+    parts = []
+    for head, body in items:
+        encoded = json.dumps(head).encode()
+        parts.append(struct.pack(">II", len(encoded), len(body)) + encoded + body)
+    return b"".join(parts)
+
+
+def decode(body: bytes) -> list[tuple[dict[str, object], bytes]]:
+    """What `encode` was given."""
+    items = []
+    while body:
+        head_length, body_length = struct.unpack(">II", body[:8])
+        head, rest = body[8 : 8 + head_length], body[8 + head_length :]
+        items.append((json.loads(head), rest[:body_length]))
+        body = rest[body_length:]
+    return items
+
+
+class RawGroupClient(RawAmqpClient):
+    """Sends groups, and reads groups of replies."""
+
+    def __init__(self, broker_url: str, token: str) -> None:
+        super().__init__(broker_url, token)
+        self.reply_group_sizes: list[int] = []
+
+    def call_group(self, questions: list[str], accept: str | None = None) -> list[tuple[str, dict[str, object]]]:
+        """Call target ``parrot`` with all of them in one message; their replies in order."""
+        ids = [uuid.uuid4().hex for _ in questions]
+        deadline = int((time.time() + 60) * 1000)
+        heads = [{"correlationId": one, "headers": {"x-quintain-deadline": deadline}} for one in ids]
+        bodies = [json.dumps({"question": text}).encode() for text in questions]
+        common: dict[str, object] = {"x-quintain-session": self._token, "x-quintain-protocol": 1}
+        properties = pika.BasicProperties(
+            reply_to=self.reply_key,
+            correlation_id=uuid.uuid4().hex,
+            type="invoke_group",
+            content_type=GROUP,
+            delivery_mode=2,
+            message_id=uuid.uuid4().hex,
+            expiration="60000",
+            headers=common if accept is None else {**common, "x-quintain-accept": accept},
+        )
+        body = encode(list(zip(heads, bodies, strict=True)))
+        self._channel.basic_publish("quintain.invoke", "parrot", body, properties, mandatory=True)
+        self.wait(ids)
+        return [self.replies[one][0] for one in ids]
+
+    def _on_reply(self, channel: object, method: object, properties: pika.BasicProperties, body: bytes) -> None:
+        if properties.content_type != GROUP:
+            super()._on_reply(channel, method, properties, body)
+            return
+        assert properties.type == "reply_group"
+        items = decode(body)
+        self.reply_group_sizes.append(len(items))
+        for head, reply in items:
+            self.replies.setdefault(str(head["correlationId"]), []).append((str(head["type"]), json.loads(reply)))
+
 
 CONFIG = """
 targets:
@@ -106,3 +173,23 @@ def test_a_proof_made_after_the_protocol_alone_is_accepted(fleet: ProcessFleet) 
         kind, fault = stranger.call(body, key=key, headers={**headers, "x-quintain-request-id": "another"})
         assert (kind, fault["code"], fault["charged"]) == ("fault", "unauthorized", False)
     stranger.close()
+
+
+@pytest.fixture
+def group_client(fleet: ProcessFleet) -> Iterator[RawGroupClient]:
+    stranger = RawGroupClient(fleet.broker_url, fleet.open_session("parrot", 70).token)
+    yield stranger
+    stranger.close()
+
+
+def test_each_call_of_a_group_is_charged_and_answered_by_itself(group_client: RawGroupClient) -> None:
+    texts = [f"question {number}" for number in range(64)]
+    replies = group_client.call_group(texts, accept="group")
+    assert [(kind, text_of(reply)) for kind, reply in replies] == [("result", text) for text in texts]
+    assert sorted(reply["callCount"] for _, reply in replies) == list(range(1, 65))
+    assert max(group_client.reply_group_sizes) > 1
+
+
+def test_without_a_word_of_groups_every_reply_is_a_message_of_its_own(group_client: RawGroupClient) -> None:
+    assert [text_of(reply) for _, reply in group_client.call_group(["x", "y"])] == ["x", "y"]
+    assert group_client.reply_group_sizes == []
