@@ -7,10 +7,10 @@ import time
 
 import pytest
 
+from faults.crashing_service import CLOCK_AHEAD_VARIABLE, start_with_faults
 from faults.invariants import InvariantChecker
 from faults.ledger_calls import read_calls
 from faults.scenario import (
-    MAX_CONCURRENCY,
     CallOutcome,
     FaultScenario,
     ScenarioResult,
@@ -19,10 +19,8 @@ from faults.scenario import (
     wait_until_idle,
 )
 from quintain.contracts.invoke import InvokeRequest
-from quintain_metadata.ledger.lifecycle import CallState
 from support.process_fleet import ProcessFleet
 from support.recording_bus import recording_client
-from support.serve_with_faults import CLOCK_AHEAD_VARIABLE
 
 CLIENTS = 8
 HOUR_SECONDS = 3600
@@ -70,7 +68,7 @@ async def test_clocks_are_an_hour_off(
 ) -> None:
     odd = [{CLOCK_AHEAD_VARIABLE: str(ahead)} for ahead in (HOUR_SECONDS, -HOUR_SECONDS)]
     metadata = stopped_fleet.start("serve", "metadata")
-    workers = [stopped_fleet.start_with_faults("worker", extra=extra) for extra in odd]
+    workers = [start_with_faults(stopped_fleet, "worker", extra=extra) for extra in odd]
     for process, service in ((metadata, "metadata"), *((worker, "worker") for worker in workers)):
         await asyncio.to_thread(process.wait_for_output, f"ready  {service}")
     # This process is the evaluator; its own clock is ahead too.
@@ -79,44 +77,3 @@ async def test_clocks_are_an_hour_off(
     after = await FaultScenario(stopped_fleet, questions, deadline_seconds=60).run("clocks an hour off", no_fault)
     assert set(after.provider_calls.values()) == {1}
     await invariants.check(stopped_fleet, after)
-
-
-async def test_half_of_the_calls_are_taken_back_under_load(
-    fleet: ProcessFleet, questions: list[str], invariants: InvariantChecker
-) -> None:
-    session = await asyncio.to_thread(fleet.open_session, "bot", len(questions))
-    back = questions[: len(questions) // 2]
-    async with recording_client(fleet.broker_url, session.token) as asking:
-        calls = {
-            question: asyncio.create_task(
-                send_until_accepted(asking.client, InvokeRequest(question=question), deadline_seconds=100)
-            )
-            for question in questions
-        }
-        await asyncio.wait(calls.values(), return_when=asyncio.FIRST_COMPLETED)
-        taken_back = await asking.client.cancel(back)
-        said = {question: [await call] for question, call in calls.items()}
-        info = await wait_until_idle(asking.client)
-        heard = {question: list(asking.reply_texts[question]) for question in questions}
-    after = ScenarioResult(
-        fault="half of the calls cancelled",
-        max_calls=len(questions),
-        session=session,
-        outcomes=said,
-        reply_texts=heard,
-        repeated_outcomes={},
-        info=info,
-        ledger_calls=await read_calls(fleet.ledger_url, session.session_id),
-        provider_calls=FaultScenario(fleet, questions).provider_count(),
-    )
-    cancelled = [question for question, (told,) in said.items() if told.text == "cancelled"]
-    assert set(cancelled) <= set(back)
-    # What ran may have been answered before its worker heard of it; all else that was taken back ends as that.
-    assert 0 < taken_back - MAX_CONCURRENCY <= len(cancelled) <= taken_back <= len(back)
-    for question in cancelled:
-        call, asked = after.ledger_calls[question], after.provider_calls[question]
-        # What was taken back before its provider was asked is free; what was aborted there may have been billed.
-        assert call.charged or asked == 0, (question, call, asked)
-        assert call.granted_attempts >= 1 or not call.charged, (question, call)
-        assert call.state is not CallState.COMMITTED, (question, call)
-    await invariants.check(fleet, after, faults=frozenset({"cancelled"}))

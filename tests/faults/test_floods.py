@@ -19,14 +19,13 @@ import pika
 import pytest
 
 import quintain
+from faults.flood import KINDS, MESSAGE_BYTES, MIB
 from faults.load import is_long
 from quintain.bus.connect import connect_bus
 from quintain.errors import BrokerRefused, BusError
 from quintain.settings import environment
 from quintain.topology import target_topology
 from support.broker_users import DEFINITIONS, USERS, BrokerUsers, apply_limits, apply_policies, broker_users, declarable
-from support.flood import MESSAGE_BYTES
-from support.flood_own import KINDS
 from support.process_fleet import ProcessFleet, process_fleet
 from support.servers.rabbitmq_admin import BrokerAdmin
 from support.servers.rabbitmq_node import private_cluster
@@ -34,13 +33,13 @@ from support.servers.rabbitmq_node import private_cluster
 #: The worker serves one of them; nobody reads the queue of the other.
 CONFIG, UNREAD = "targets:\n  served: {provider: mock}\n", "unread"
 
-MIB = 1024 * 1024
 
 #: What a service and the broker's disk may have at most. The issue's flood of 70 messages took two replicas down.
 SERVICE_BYTES, DISK_BYTES = 512 * MIB, 2048 * MIB
 
-#: How many large operations are sent, how long an evaluator calls before that, and the share of the limits in bytes.
-OPERATIONS, QUIET_SECONDS, BYTE_SHARE = (70, 20.0, 1.0) if is_long() else (32, 2.0, 1 / 16)
+#: How many large operations are sent, how long an evaluator calls before that, and the shares of the limits in bytes,
+#: and of those of messages, queues and connections.
+OPERATIONS, QUIET_SECONDS, BYTE_SHARE, COUNT_SHARE = (70, 20.0, 1.0, 1.0) if is_long() else (32, 2.0, 1 / 16, 1 / 8)
 
 POLICIES = {policy["name"]: policy["definition"] for policy in DEFINITIONS["policies"]}
 COPIES = next(policy["pattern"] for policy in DEFINITIONS["policies"] if policy["name"] == "quintain-copies")
@@ -90,8 +89,8 @@ class Flooded:
 def flooded(rabbitmq_server: Path) -> Iterator[Flooded]:
     with private_cluster(rabbitmq_server, environment(), size=1) as cluster:
         users = broker_users(cluster.admin, cluster.url, vhost="/")
-        apply_policies(cluster.admin, byte_share=BYTE_SHARE)
-        apply_limits(cluster.admin)
+        apply_policies(cluster.admin, byte_share=BYTE_SHARE, count_share=COUNT_SHARE)
+        apply_limits(cluster.admin, share=COUNT_SHARE)
         (frame_max,) = re.findall(r"^frame_max = (\d+)$", RABBITMQ_CONF.read_text(), re.MULTILINE)
         cluster.admin.evaluate(f"ok = application:set_env(rabbit, frame_max, {frame_max})")
         with process_fleet(cluster.url, CONFIG, targets=["served", UNREAD]) as fleet:
@@ -113,13 +112,13 @@ async def call_while(work: Awaitable[object], client: quintain.Client) -> list[f
 async def publish(url: str, count: int, *places: str) -> int:
     """Publish so many large messages without a token to these exchanges and routing keys in turn; returns how many the
     broker took."""
-    return int(await run_program("support.flood", url, str(count), *places))
+    return int(await flood_by("messages", url, str(count), *places))
 
 
-async def run_program(module: str, *arguments: str) -> str:
-    """Run a program of the tests to its end; returns what it prints."""
+async def flood_by(*arguments: str) -> str:
+    """Run the program that floods to its end; returns what it prints."""
     program = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", module, *arguments),
+        *(sys.executable, "-m", "faults.flood", *arguments),
         stdout=asyncio.subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
     )
@@ -205,7 +204,7 @@ async def test_what_a_user_declares_for_itself_takes_no_more_than_its_limit(
 ) -> None:
     fleet = flooded.fleet
     own = POLICIES["quintain-own"]
-    largest, longest = int(BYTE_SHARE * own["max-length-bytes"] / MIB), own["max-length"]
+    largest, longest = int(BYTE_SHARE * own["max-length-bytes"] / MIB), int(COUNT_SHARE * own["max-length"])
     names = [name for name in declarable(user, "flood") if name.endswith(".flood")]
     # Messages of headers alone take long to send: one user is enough.
     headers = longest + 500 if user == "evaluator" else 0
@@ -216,7 +215,7 @@ async def test_what_a_user_declares_for_itself_takes_no_more_than_its_limit(
     async def flood() -> None:
         sent = str(3 * largest)
         url = flooded.users.url(user)
-        taken.update(json.loads(await run_program("support.flood_own", url, sent, str(headers), *names)))
+        taken.update(json.loads(await flood_by("declares", url, sent, str(headers), *names)))
 
     async with quintain.connect(fleet.broker_url, opened.token) as client:
         before = await call_while(asyncio.sleep(QUIET_SECONDS), client)
@@ -241,7 +240,7 @@ async def test_what_a_user_declares_for_itself_takes_no_more_than_its_limit(
 
 async def test_queues_without_end_are_refused_and_the_calls_go_on(flooded: Flooded) -> None:
     fleet = flooded.fleet
-    most = DEFINITIONS["parameters"][0]["value"]["max-queues"]
+    most = int(COUNT_SHARE * DEFINITIONS["parameters"][0]["value"]["max-queues"])
     names = [f"quintain.reply.evaluator.flood.{number}" for number in range(most + 1)]
     opened = await asyncio.to_thread(fleet.open_session, "served", 1_000_000)
 
@@ -266,7 +265,7 @@ async def test_queues_without_end_are_refused_and_the_calls_go_on(flooded: Flood
 
 
 async def test_connections_without_end_are_refused_to_their_user_alone(flooded: Flooded) -> None:
-    most = DEFINITIONS["users"][0]["limits"]["max-connections"]
+    most = int(COUNT_SHARE * DEFINITIONS["users"][0]["limits"]["max-connections"])
     opened = await asyncio.to_thread(flooded.fleet.open_session, "served", 1_000_000)
     url = flooded.users.url("evaluator")
 

@@ -10,13 +10,13 @@ from collections.abc import Mapping
 
 import pytest
 
+from faults.crashing_service import CrashPoint, start_with_faults
 from faults.invariants import InvariantChecker
 from faults.load import BATCH_AND_LOAD, LOAD_LEASE_SECONDS, TAKEOVER_SECONDS, Load
 from faults.scenario import MAX_CONCURRENCY, FaultScenario
 from quintain.settings import TEST_LEASE_VARIABLE
 from quintain.timings import DEFAULT_TIMINGS
 from quintain_metadata.ledger.lifecycle import MAX_ATTEMPTS
-from support.crashing_bus import CrashPoint
 from support.process_fleet import Process, ProcessFleet
 from support.quick import lease_variable
 
@@ -66,10 +66,10 @@ def start_with_crash(
     One whose replies are held dies at the first all the same: who waits for them sends no further calls.
     """
     if not isinstance(fault, CrashPoint):
-        return fleet.start_with_faults(service, extra={DIES_IN_CALL: str(load.in_flight // 8)} if load else fault)
+        return start_with_faults(fleet, service, extra={DIES_IN_CALL: str(load.in_flight // 8)} if load else fault)
     if load and fault.blocked_exchange is None:
         fault = dataclasses.replace(fault, nth=load.in_flight * 2 if service == "metadata" else load.in_flight // 8)
-    return fleet.start_with_faults(service, crash_point=fault)
+    return start_with_faults(fleet, service, crash_point=fault)
 
 
 @pytest.mark.long

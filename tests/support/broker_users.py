@@ -94,11 +94,13 @@ def declarable(user: str, suffix: str) -> list[str]:
     return sorted(name for name in names if re.search(configure, name))
 
 
-def apply_policies(admin: BrokerAdmin, vhost: str = "/", *, byte_share: float = 1.0) -> None:
-    """Set the policies of the definitions; limits in bytes are this share of theirs."""
+def apply_policies(admin: BrokerAdmin, vhost: str = "/", *, byte_share: float = 1.0, count_share: float = 1.0) -> None:
+    """Set the policies of the definitions; limits in bytes, and in messages, are these shares of theirs."""
     for policy in DEFINITIONS["policies"]:
         definition = dict(policy["definition"])
         definition["max-length-bytes"] = int(definition["max-length-bytes"] * byte_share)
+        if "max-length" in definition:
+            definition["max-length"] = int(definition["max-length"] * count_share)
         if "stream-max-segment-size-bytes" in definition:
             definition["stream-max-segment-size-bytes"] = int(definition["stream-max-segment-size-bytes"] * byte_share)
         texts = (vhost, policy["name"], policy["pattern"], json.dumps(definition))
@@ -107,14 +109,18 @@ def apply_policies(admin: BrokerAdmin, vhost: str = "/", *, byte_share: float = 
         admin.evaluate(f"ok = rabbit_policy:parse_set({arguments})")
 
 
-def apply_limits(admin: BrokerAdmin, vhost: str = "/") -> None:
-    """Set the limits of the definitions: the most queues, and each user's connections and channels."""
+def apply_limits(admin: BrokerAdmin, vhost: str = "/", *, share: float = 1.0) -> None:
+    """Set this share of the limits of the definitions: the most queues, and each user's connections and channels."""
     for parameter in DEFINITIONS["parameters"]:
-        value = _binary(json.dumps(parameter["value"]))
+        value = _scaled(parameter["value"], share)
         admin.evaluate(f'ok = rabbit_vhost_limit:parse_set(<<"{vhost}">>, {value}, <<"test">>)')
     for user in DEFINITIONS["users"]:
-        value = _binary(json.dumps(user["limits"]))
+        value = _scaled(user["limits"], share)
         admin.evaluate(f'ok = rabbit_auth_backend_internal:set_user_limits(<<"{user["name"]}">>, {value}, <<"test">>)')
+
+
+def _scaled(limits: dict[str, int], share: float) -> str:
+    return _binary(json.dumps({name: int(limit * share) for name, limit in limits.items()}))
 
 
 def _binary(text: str) -> str:

@@ -7,17 +7,15 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from quintain.bus.base import Bus, Envelope
+from quintain.bus.base import Bus
 from quintain.bus.memory import MemoryBroker
-from quintain.contracts.invoke import FaultReply
 from quintain.remote.connection_thread import InlineExecutor
 from quintain.remote.lease import RemoteLease, TargetTimeouts, acquire_lease
 from quintain.remote.run_driver import RunDriver
-from quintain.rpc.requests import RpcClient, RpcRequest
+from quintain.rpc.requests import RpcClient
 from quintain.target.codec import Codec
 from quintain.target.type_registry import QUINTAIN_TYPES
 from quintain.timings import DEFAULT_TIMINGS, Timings
-from quintain.topology import HOST
 from quintain_host.host import Host
 from support.target_placements import Controller, TargetScript, scripted_target_class
 
@@ -44,16 +42,6 @@ class HostUnderTest:
 
     async def run(self, leased: RemoteLease, controller: Controller) -> None:
         await RunDriver(InlineExecutor(), leased, Codec(QUINTAIN_TYPES), controller.emit, controller.send).run()
-
-    async def publish(self, key: str, amqp_type: str, body: bytes) -> None:
-        await self.bus.publish(HOST, key, Envelope(body=body, type=amqp_type))
-
-    async def fault_reply(self, key: str, amqp_type: str, body: bytes) -> FaultReply:
-        """What is answered to a message that nobody should send."""
-        question = RpcRequest(exchange=HOST, key=key, type=amqp_type, body=body, headers={}, deadline_seconds=10)
-        reply = await self.rpc_client.call(question)
-        assert reply.type == "fault"
-        return FaultReply.from_wire(reply.body)
 
 
 @contextlib.asynccontextmanager

@@ -10,7 +10,7 @@ import secrets
 import signal
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,7 +19,6 @@ import pika
 from quintain.contracts.session import SessionOpened
 from quintain.topology import METADATA_TOPOLOGY, target_topology
 from support.command_line import CommandLine, command_line, command_server, run_command
-from support.crashing_bus import CRASH_VARIABLE, CrashPoint
 
 ADMIN_TOKEN = "an admin token for tests"
 
@@ -127,18 +126,6 @@ class ProcessFleet:
         for service, process in zip(services, started, strict=True):
             process.wait_for_output(f"ready  {service}")
         return started
-
-    def start_with_faults(
-        self, service: str, *, crash_point: CrashPoint | None = None, extra: Mapping[str, str] | None = None
-    ) -> Process:
-        """A service that dies at a step, or that has variables of its own (`support.serve_with_faults`). It is not
-        waited for: under load it may die as soon as it answers."""
-        crash_env = {} if crash_point is None else {CRASH_VARIABLE: json.dumps(crash_point.as_dict())}
-        paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
-        env = {**self.env, "PYTHONPATH": os.pathsep.join(filter(None, paths)), **crash_env, **(extra or {})}
-        process = Process(("serve", service), env, self.folder, program="support.serve_with_faults")
-        self.processes.append(process)
-        return process
 
     def quintain(self, *args: str, env: dict[str, str] | None = None, ok: bool = True) -> str:
         """Run a command to its end; its standard output."""

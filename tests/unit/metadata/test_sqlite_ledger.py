@@ -22,6 +22,7 @@ from quintain_metadata.store.opening import open_snapshot
 from quintain_metadata.store.schema import SCHEMA_VERSION
 from quintain_metadata.store.sqlite import SqliteLedger
 from support.ledger_driver import LedgerDriver, admit_request
+from support.ledger_operations import assert_ledger_consistent
 
 SECOND_PROCESS = """
 import asyncio, sys
@@ -58,6 +59,27 @@ def insert_labelled(name: str) -> Callable[[Moment], SqlProgram[None]]:
 async def names(ledger: SqliteLedger) -> list[str]:
     rows = await ledger.transact(lambda _: execute("SELECT incarnation FROM worker ORDER BY incarnation"))
     return [row[0] for row in rows]
+
+
+async def test_a_copy_of_a_live_ledger_counts_what_it_has(ledger: SqliteLedger, path: str, tmp_path: Path) -> None:
+    books, copy = LedgerDriver(ledger), str(tmp_path / "copy.sqlite3")
+    await books.register("a")
+    session = await books.open_session(max_calls=3)
+    await books.admit(admit_request(session, "before"))
+    with (
+        contextlib.closing(apsw.Connection(path)) as live,
+        contextlib.closing(apsw.Connection(copy)) as restored,
+        restored.backup("main", live, "main") as backup,
+    ):
+        backup.step()
+    await books.admit(admit_request(session, "after"))
+    store = SqliteLedger(copy, asyncio.get_running_loop())
+    books = LedgerDriver(store)
+    assert (await books.info(session)).call_count == 1
+    await books.admit(admit_request(session, "later"))
+    assert (await books.info(session)).call_count == 2
+    await assert_ledger_consistent(store)
+    await store.close()
 
 
 async def test_a_file_survives_its_process_with_every_counter(path: str) -> None:

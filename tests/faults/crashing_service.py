@@ -1,15 +1,34 @@
-"""A bus that kills its own process at one exact step: no product code knows of it, and nothing has a last word."""
+"""``python -m faults.crashing_service serve metadata|worker``: the service of ``quintain serve``, composed the same
+way, on a bus that kills its own process at one exact step, or by a clock that is off.
+
+The service's own code is the product's, unchanged; only its bus and its clock are not. Nothing has a last word.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import os
 import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from quintain.bus.base import PUBLISH_TIMEOUT_SECONDS, Bus, Consumer, Delivery, Envelope, Handler
+from quintain.config.loader import load_configuration
+from quintain.settings import environment, read_settings
 from quintain.topology import Exchange, Queue
+from quintain_cli.console import handle_stop_signals
+from quintain_cli.running_fleet import ledger_url
+from quintain_cli.service_process import connect_when_available, print_ready, print_waiting
+from quintain_metadata.service import running_metadata
+from quintain_metadata.store.opening import open_ledger_or_wait
+from quintain_worker.worker import run_worker
+from support.process_fleet import Process, ProcessFleet
 
 #: Where a start program finds its step, as JSON; the fleet's own variables are the product's alone.
 CRASH_VARIABLE = "TEST_DIES_AT"
@@ -31,10 +50,6 @@ class CrashPoint:
     correlation_id: str | None = None
     nth: int = 1
     blocked_exchange: str | None = None
-
-    def as_dict(self) -> dict[str, object]:
-        """For JSON."""
-        return asdict(self)
 
 
 def kill_own_process() -> NoReturn:
@@ -106,3 +121,58 @@ class _CrashingDelivery:
 
     async def ack(self) -> None:
         await self._bus.run_or_crash("ack", self._queue, self._delivery, self._delivery.ack)
+
+
+def start_with_faults(
+    fleet: ProcessFleet, service: str, *, crash_point: CrashPoint | None = None, extra: Mapping[str, str] | None = None
+) -> Process:
+    """A service that dies at a step, or that has variables of its own. It is not waited for: under load it may die as
+    soon as it answers."""
+    crash_env = {} if crash_point is None else {CRASH_VARIABLE: json.dumps(asdict(crash_point))}
+    paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    env = {**fleet.env, "PYTHONPATH": os.pathsep.join(filter(None, paths)), **crash_env, **(extra or {})}
+    process = Process(("serve", service), env, fleet.folder, program="faults.crashing_service")
+    fleet.processes.append(process)
+    return process
+
+
+#: By how many seconds this process's clock is ahead.
+CLOCK_AHEAD_VARIABLE = "TEST_CLOCK_AHEAD"
+
+
+@contextlib.asynccontextmanager
+async def open_bus(name: str) -> AsyncIterator[Bus]:
+    """The broker's bus, which dies at its step where one is named."""
+    async with connect_when_available(read_settings(environment()), name, print_waiting) as bus:
+        step = os.environ.get(CRASH_VARIABLE)
+        yield bus if step is None else CrashingBus(bus, CrashPoint(**json.loads(step)))
+
+
+async def metadata() -> None:
+    settings = read_settings(environment())
+    async with (
+        handle_stop_signals() as stop,
+        open_ledger_or_wait(ledger_url(settings)) as ledger,
+        open_bus("metadata") as bus,
+        running_metadata(bus, ledger, settings.admin_token, timings=settings.timings),
+    ):
+        print_ready("metadata", {}, as_json=False)
+        await stop.wait()
+
+
+async def worker() -> None:
+    env = environment()
+    settings = read_settings(env)
+    async with (
+        handle_stop_signals() as stop,
+        open_bus("worker") as bus,
+        run_worker(bus, load_configuration(settings, None), env, timings=settings.timings),
+    ):
+        print_ready("worker", {}, as_json=False)
+        await stop.wait()
+
+
+if __name__ == "__main__":
+    ahead, true_time = float(os.environ.get(CLOCK_AHEAD_VARIABLE, "0")), time.time
+    time.time = lambda: true_time() + ahead
+    asyncio.run({"metadata": metadata, "worker": worker}[sys.argv[-1]]())

@@ -1,40 +1,49 @@
-"""Fills exchanges and queues of a user's own, without a session, as any user of the broker may.
+"""Floods of a user of the broker who has no session: ``messages`` without a token, or what it ``declares`` for itself.
 
 It is a program of its own, because it would take time of the process that measures.
 """
 
 from __future__ import annotations
 
-import argparse
+import contextlib
 import json
+import sys
 
 import pika
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import ChannelClosedByBroker, NackError
 
 MIB = 1024 * 1024
-
+MESSAGE_BYTES = 15 * MIB
 KINDS = ("classic", "quorum", "stream")
 
-#: RabbitMQ's reply codes.
+#: RabbitMQ's reply code.
 _ACCESS_REFUSED = 403
 
 
-def main() -> None:
-    """Declare a queue of each type for each name, and an exchange for each; publish to them; print what was taken.
+def messages(url: str, count: str, *places: str) -> int:
+    """Publish large messages to ``EXCHANGE/KEY`` in turn; returns how many the broker took."""
+    properties = pika.BasicProperties(reply_to="gone", correlation_id="c", delivery_mode=2)
+    taken = 0
+    with pika.BlockingConnection(pika.URLParameters(url)) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        for number in range(int(count)):
+            exchange, key = places[number % len(places)].split("/")
+            with contextlib.suppress(NackError):
+                channel.basic_publish(exchange, key, b"x" * MESSAGE_BYTES, properties)
+                taken += 1
+    return taken
 
-    ``count`` messages of a MiB are sent to each queue until one is refused, then messages of headers alone.
+
+def declares(url: str, count: str, headers: str, *names: str) -> dict[str, list[int]]:
+    """Declare a queue of each type for each name, and an exchange for each; publish to them; returns what was taken.
+
+    So many messages of a MiB are sent to each queue until one is refused, then messages of headers alone.
     """
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("url")
-    parser.add_argument("count", type=int)
-    parser.add_argument("headers", type=int)
-    parser.add_argument("names", nargs="+")
-    options = parser.parse_args()
     taken: dict[str, list[int]] = {}
-    parameters = pika.URLParameters(options.url)
-    with pika.BlockingConnection(parameters) as connection:
-        for name in options.names:
+    with pika.BlockingConnection(pika.URLParameters(url)) as connection:
+        for name in names:
             for kind in KINDS:
                 channel = connection.channel()
                 channel.confirm_delivery()
@@ -46,11 +55,11 @@ def main() -> None:
                         raise
                     continue
                 taken[queue] = [
-                    _publish(channel, queue, options.count, b"x" * MIB, None),
-                    _publish(channel, queue, options.headers, b"", {"filler": "x" * 12_000}),
+                    _publish(channel, queue, int(count), b"x" * MIB, None),
+                    _publish(channel, queue, int(headers), b"", {"filler": "x" * 12_000}),
                 ]
                 channel.close()
-    print(json.dumps(taken))
+    return taken
 
 
 def _open(channel: BlockingChannel, queue: str, kind: str) -> None:
@@ -76,4 +85,4 @@ def _publish(channel: BlockingChannel, exchange: str, count: int, body: bytes, h
 
 
 if __name__ == "__main__":
-    main()
+    print(json.dumps({"messages": messages, "declares": declares}[sys.argv[1]](*sys.argv[2:])))
