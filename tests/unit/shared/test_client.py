@@ -225,7 +225,7 @@ async def test_a_refused_item_ends_its_reservation_whoever_refuses_it(fleet: Mem
     assert (info.reserved, info.call_count) == (0, 0)
 
 
-async def test_nobody_in_time_is_expired_and_may_have_been_charged(
+async def test_nobody_in_time_is_expired_may_have_been_charged_and_is_not_taken_back(
     lone_client: LoneClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(amqp_transport, "REPLY_GRACE_SECONDS", 0.05)
@@ -233,6 +233,8 @@ async def test_nobody_in_time_is_expired_and_may_have_been_charged(
         await lone_client.client.send(InvokeRequest(question="x", target="a"), deadline_seconds=0.05)
     assert (expired.value.charged, expired.value.retryable) == (None, False)
     assert lone_client.rpc_client.in_flight == 0
+    await lone_client.client.close()
+    assert lone_client.metadata.requests.empty()
 
 
 @pytest.mark.parametrize("empties", [True, False])
@@ -357,16 +359,6 @@ async def test_calls_that_end_together_are_taken_back_together(lone_client: Lone
                 group.create_task(lone_client.client.invoke(str(number), target="a"))
             group.create_task(fail(50))
     assert sorted(await lone_client.metadata.next_cancelled()) == sorted(seen)
-    await lone_client.client.close()
-    assert lone_client.metadata.requests.empty()
-
-
-async def test_a_deadline_that_passes_takes_nothing_back(
-    lone_client: LoneClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(amqp_transport, "REPLY_GRACE_SECONDS", 0.05)
-    with pytest.raises(Expired):
-        await lone_client.client.send(InvokeRequest(question="x", target="a"), deadline_seconds=0.05)
     await lone_client.client.close()
     assert lone_client.metadata.requests.empty()
 

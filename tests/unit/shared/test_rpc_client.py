@@ -140,16 +140,6 @@ async def test_a_question_without_an_answer_ends_with_its_deadline(
     assert rpc_client.unmatched_replies == 1
 
 
-async def test_whoever_is_cancelled_leaves_nothing_pending(rpc_client: RpcClient, service: ScriptedService) -> None:
-    asking = start_release(rpc_client, "r1")
-    await service.requests.get()
-    assert rpc_client.in_flight == 1
-    asking.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await asking
-    assert rpc_client.in_flight == 0
-
-
 async def test_a_question_that_cannot_be_published_leaves_nothing_pending(rpc_client: RpcClient) -> None:
     question = RpcRequest(exchange=METADATA, key="info", type="info", body=b"", headers={}, deadline_seconds=5)
     with pytest.raises(Unroutable):
@@ -286,19 +276,6 @@ async def release_and_answer(rpc_client: RpcClient, service: ScriptedService) ->
     later = start_release(rpc_client, "later")
     await send_reply(service.bus, await service.requests.get(), CallsReleased(released=1))
     await later
-
-
-async def test_a_reply_queue_may_be_lost_again_and_again(
-    memory: MemoryBroker, rpc_client: RpcClient, service: ScriptedService
-) -> None:
-    asking = start_release(rpc_client, "r1")
-    keys = set()
-    for _ in range(5):
-        keys.add((await service.requests.get()).reply_to)
-        lose_reply_queue(memory, rpc_client)
-    await send_reply(service.bus, await service.requests.get(), CallsReleased(released=5))
-    assert (await asking).released == 5
-    assert len(keys | {rpc_client.reply_key}) == 6
 
 
 async def test_who_subscribed_and_sent_is_asked_for_again_until_it_forgets(

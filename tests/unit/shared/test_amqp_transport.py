@@ -1,28 +1,40 @@
-"""A call that names no target: it goes straight to its session's default, and to the metadata service where need be."""
+"""A client's calls over AMQP: where one without a target goes, what authorizes it, and when it is asked again."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 import pytest
 
 from quintain.bus.base import Delivery
 from quintain.bus.memory import MemoryBroker, MemoryBus
+from quintain.client import amqp_transport
 from quintain.client.amqp_transport import AmqpTransport
 from quintain.client.client import Client
 from quintain.client.sessions import MAX_SESSIONS, DefaultTargets
 from quintain.contracts.credentials import SessionToken
 from quintain.contracts.group import INVOKE_GROUP_TYPE
+from quintain.contracts.headers import DEADLINE_HEADER, PROOF_HEADER, REQUEST_ID_HEADER, TOKEN_HEADER
 from quintain.contracts.invoke import InvokeRequest, OutputMessage, Result, TokenUsage
 from quintain.contracts.message import Message
 from quintain.contracts.session import Info, SessionState
-from quintain.errors import Fault, RequestConflict, Unauthorized, UnknownTarget
+from quintain.errors import (
+    BudgetUnavailable,
+    Cancelled,
+    Expired,
+    Fault,
+    Overloaded,
+    RequestConflict,
+    Unauthorized,
+    UnknownTarget,
+)
 from quintain.rpc.groups import split_group
 from quintain.rpc.requests import RpcClient
-from quintain.rpc.server import send_reply
+from quintain.rpc.server import delivery_credential, send_reply
 from quintain.topology import METADATA_QUEUE, METADATA_TOPOLOGY, UNROUTED_QUEUE, target_queue, target_topology
+from support.skipped_time import skip_waits
 
 
 def info(session_id: str, target: str, group_slots: dict[str, int] | None = None) -> Info:
@@ -49,40 +61,43 @@ class RecordingFleet:
 
     bus: MemoryBus
     client: Client
-    session_id: str
+    token: SessionToken
     default: str | Fault = "a"
-    answers: dict[str, Message | Fault] = field(default_factory=dict)
+    #: What each target answers, in this order; the last one again and again.
+    answers: dict[str, list[Message | Fault]] = field(default_factory=dict)
     arrived: list[str] = field(default_factory=list)
+    heard: list[Delivery] = field(default_factory=list)
     bodies: list[bytes] = field(default_factory=list)
     types: list[str] = field(default_factory=list)
     group_slots: dict[str, int] | None = None
 
     async def on_call(self, delivery: Delivery) -> None:
         key = delivery.routing_key or "(none)"
+        self.heard.append(delivery)
         self.types.append(delivery.type)
         await delivery.ack()
         for call in split_group(delivery) if delivery.type == INVOKE_GROUP_TYPE else [delivery]:
             self.arrived.append(key)
             self.bodies.append(call.body)
-            await send_reply(self.bus, call, self.answers.get(key, answer(key)))
+            script = self.answers.setdefault(key, [answer(key)])
+            await send_reply(self.bus, call, script.pop(0) if len(script) > 1 else script[0])
 
     async def on_operation(self, delivery: Delivery) -> None:
         self.arrived.append(delivery.routing_key)
         await delivery.ack()
-        reply = (
-            self.default if isinstance(self.default, Fault) else info(self.session_id, self.default, self.group_slots)
-        )
+        reply = self.default if isinstance(self.default, Fault) else info(self.token.id, self.default, self.group_slots)
         await send_reply(self.bus, delivery, reply)
 
 
 @pytest.fixture
-async def fleet() -> AsyncIterator[RecordingFleet]:
+async def fleet(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[RecordingFleet]:
+    monkeypatch.setattr(amqp_transport, "FIRST_PAUSE_SECONDS", 0.02)
     memory = MemoryBroker()
     bus, token = memory.connect(), SessionToken.mint()
     rpc_client = RpcClient(bus)
     await bus.declare(METADATA_TOPOLOGY + target_topology("a") + target_topology("b"))
     await rpc_client.start()
-    recording = RecordingFleet(bus, Client(AmqpTransport(rpc_client, token.text)), token.id)
+    recording = RecordingFleet(bus, Client(AmqpTransport(rpc_client, token.text)), token)
     for queue in (target_queue("a"), target_queue("b"), UNROUTED_QUEUE):
         await bus.consume(queue, recording.on_call, prefetch=10)
     await bus.consume(METADATA_QUEUE, recording.on_operation, prefetch=10)
@@ -132,7 +147,7 @@ async def test_groups_are_learnt_with_the_default(fleet: RecordingFleet) -> None
 
 async def test_a_default_that_is_unknown_now_is_asked_for_once_more(fleet: RecordingFleet) -> None:
     await fleet.client.invoke("x")
-    fleet.answers["a"] = UnknownTarget()
+    fleet.answers["a"] = [UnknownTarget()]
     with pytest.raises(UnknownTarget):
         await fleet.client.invoke("x")
     fleet.default = "b"
@@ -142,7 +157,7 @@ async def test_a_default_that_is_unknown_now_is_asked_for_once_more(fleet: Recor
 
 
 async def test_a_request_id_that_another_target_had_is_left_to_the_metadata_service(fleet: RecordingFleet) -> None:
-    fleet.answers = {"a": RequestConflict(), "(none)": answer("b")}
+    fleet.answers = {"a": [RequestConflict()], "(none)": [answer("b")]}
     result = await fleet.client.send(InvokeRequest(question="x"), request_id="used for b")
     assert (result.target, fleet.arrived) == ("b", ["info", "a", "(none)"])
 
@@ -168,3 +183,61 @@ async def test_so_many_sessions_are_kept_and_no_more() -> None:
         targets.note(info(str(number), "a"))
     assert await targets.resolve("0", ask_again) == "again"
     assert await targets.resolve(str(MAX_SESSIONS), ask_again) == "a"
+
+
+@pytest.mark.parametrize("target", ["a", ""])
+async def test_a_call_carries_a_proof_also_after_one_was_refused(fleet: RecordingFleet, target: str) -> None:
+    fleet.default = Unauthorized()
+    fleet.answers[target or "(none)"] = [Unauthorized(), answer("a")]
+    with pytest.raises(Unauthorized):  # also by a hostile worker, who would get the token by refusing
+        await fleet.client.invoke("x", target=target)
+    await fleet.client.invoke("x", target=target)
+    assert len(fleet.heard) == 2
+    for delivery in fleet.heard:
+        assert PROOF_HEADER in delivery.headers
+        assert delivery.headers[TOKEN_HEADER] == fleet.token.id
+        assert delivery_credential(delivery).matches(fleet.token.sha256)
+
+
+# What no ledger decided is asked again under the same request id, and claims nothing.
+
+
+async def send(fleet: RecordingFleet, *, deadline_seconds: float = 5) -> Result:
+    return await fleet.client.send(InvokeRequest(question="x", target="a"), deadline_seconds=deadline_seconds)
+
+
+@pytest.mark.parametrize(
+    "unknown", [BudgetUnavailable, lambda: Overloaded(charge_unknown=True)], ids=["ledger away", "many duplicates"]
+)
+async def test_the_same_request_is_sent_again_until_a_ledger_has_spoken(
+    fleet: RecordingFleet, unknown: Callable[[], Fault]
+) -> None:
+    fleet.answers["a"] = [unknown(), unknown(), answer("a")]
+    assert (await send(fleet)).raw_text == "yes"
+    assert len(fleet.heard) == 3
+    same = {(seen.body, seen.headers[REQUEST_ID_HEADER], seen.headers[DEADLINE_HEADER]) for seen in fleet.heard}
+    assert len(same) == 1
+
+
+async def test_at_the_deadline_the_caller_is_told_that_nothing_is_known(fleet: RecordingFleet) -> None:
+    fleet.answers["a"] = [BudgetUnavailable()]
+    skip_waits()
+    began = asyncio.get_running_loop().time()
+    with pytest.raises(BudgetUnavailable) as told:
+        await send(fleet, deadline_seconds=0.3)
+    assert told.value.charged is None
+    assert asyncio.get_running_loop().time() - began <= 0.5
+    assert len(fleet.heard) > 2
+
+
+@pytest.mark.parametrize(
+    "word",
+    [Overloaded("the session is paused"), Cancelled(charged=True), Expired(), Expired(charge_unknown=True)],
+    ids=["paused", "charged", "uncharged", "past its deadline"],
+)
+async def test_words_of_a_ledger_and_the_end_of_the_time_are_passed_on(fleet: RecordingFleet, word: Fault) -> None:
+    fleet.answers["a"] = [word]
+    with pytest.raises(type(word)) as told:
+        await send(fleet)
+    assert told.value.charged == word.charged
+    assert len(fleet.heard) == 1
