@@ -25,8 +25,6 @@ from support.fake_client import FakeClient
 
 CAPITALS = Path(__file__).parents[2] / "examples" / "capitals"
 
-#: The targets of the example; `scholar` and `guesser` are under test.
-CAPITALS_TARGETS = ("scholar", "guesser", "judge")
 
 Json = dict[str, object]
 

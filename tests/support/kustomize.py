@@ -5,7 +5,6 @@ It is no other kustomize: `test_kustomize.py` holds it against the real one wher
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 from pathlib import Path
@@ -125,8 +124,3 @@ def _suffix(made: Object, objects: list[Object]) -> None:
             for volume in one["spec"]["template"]["spec"].get("volumes", []):
                 if volume.get("configMap", {}).get("name") == name:
                     volume["configMap"]["name"] = made["metadata"]["name"]
-
-
-def by_identity(objects: list[Object]) -> dict[tuple[str, str, str], Object]:
-    """Objects by kind, group and name: their order means nothing."""
-    return {(each["apiVersion"], each["kind"], each["metadata"]["name"]): copy.deepcopy(each) for each in objects}

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import time
 
-from quintain.contracts.credentials import SessionToken
-
 IN_AN_HOUR = int(time.time() * 1000) + 3_600_000
 
 QUESTION: dict[str, object] = {
@@ -87,9 +85,6 @@ REGISTER: dict[str, object] = {
 }
 
 HEARTBEAT: dict[str, object] = {"workerId": "w", "incarnation": "i", "pauses": {"b": 1_000}}
-
-#: A session's token of the right shape, which no ledger knows.
-UNKNOWN_TOKEN = SessionToken.mint().text
 
 
 def admit_batch(token: str) -> dict[str, object]:

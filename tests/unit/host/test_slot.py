@@ -205,6 +205,22 @@ async def test_a_lease_that_nobody_renews_ends_and_its_slot_is_free(host_client:
     assert not host_client.instances[1].torn_down
 
 
+async def test_requests_of_drivers_that_ended_cost_no_instance_and_no_wait(host_client: HostClient) -> None:
+    await host_client.serve()
+    first = await host_client.lease()
+    for _ in range(4):
+        driver = RpcClient(host_client.bus)
+        await driver.start()
+        body = DriverMessage(number=1, processed=0, items=[OpenLease()]).to_wire()
+        ghost = RpcRequest(exchange=HOST, key="bot", type=LEASE_TYPE, body=body, headers={}, deadline_seconds=60)
+        await driver.publish(ghost, "nobody waits")
+        await driver.close()
+    await first.call(Teardown())
+    async with asyncio.timeout(1):
+        await host_client.lease()
+    assert len(host_client.instances) == 2
+
+
 async def test_a_lease_whose_answer_nobody_receives_ends_at_once(host_client: HostClient) -> None:
     await host_client.serve()
     is_made, may_go_on = threading.Event(), threading.Event()
