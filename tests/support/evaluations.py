@@ -104,6 +104,12 @@ async def judged_echo(request: InvokeRequest) -> str:
     return json.dumps({"pass": True, "reason": (request.system_prompt or "").split()[0]})
 
 
+def backend_of(client: FakeClient, **fields: Any) -> Backend:
+    """A backend with the sessions of this client, or with what the fields say."""
+    known = {"admin": None, "parent_token": None, "connect_session": client.connected, **fields}
+    return Backend(location="here", gateway_url="http://127.0.0.1:1/door", client_of=client.child, **known)
+
+
 class FakeSessions(RunSessions):
     """One session for every plan."""
 
@@ -161,14 +167,7 @@ class EvaluationFolder(RunListener):
         """Run the evaluation with these settings; by default with those that its files and the options say."""
         run = run or self.settings(**options)
         self.asked_before = len(self.client.requests)
-        backend = Backend(
-            location="here",
-            gateway_url="http://127.0.0.1:1/door",
-            admin=None,
-            parent_token=None,
-            connect_session=self.client.connected,
-            client_of=self.client.child,
-        )
+        backend = backend_of(self.client)
         return await run_evaluation(run, backend, FakeSessions(run, backend, self.client), self)
 
     @property

@@ -130,6 +130,7 @@ def test_the_only_target_of_each_is_compared_under_both_names(tmp_path: Path) ->
     [
         ({"dataset": "e" * 64}, "differ in their dataset"),
         ({"graders": [{"name": "same", "builtin": "contains"}]}, "differ in their graders"),
+        ({"graders": [{"name": "same", "builtin": "exact", "weight": 2}]}, "differ in their graders"),
     ],
 )
 def test_runs_of_other_cases_or_graders_are_compared_by_force(

@@ -29,7 +29,7 @@ from quintain_runner.results.answer import ConversationRow
 from quintain_runner.results.bill import SIMULATED_USER
 from quintain_runner.results.row import Row, RowStatus
 from quintain_view.case_page import CaseOrigin, ShownAnswer, case_page
-from support.evaluations import EvaluationFolder, Json, write_evaluation, write_script
+from support.evaluations import JUDGED, EvaluationFolder, Json, write_evaluation, write_script
 from support.fake_client import FakeClient
 from support.results_folder import errored_row
 
@@ -89,16 +89,14 @@ async def test_each_turn_is_a_call_with_all_that_was_said(tmp_path: Path) -> Non
     folder = folder_of(tmp_path, [TURNS], talker)
     summary = await folder.run()
     assert (summary.exit_code, summary.total.calls) == (ExitCode.PASSED, 5)
-    assert said(folder.client.requests[2]) == [
-        "user: one", "assistant: answer 1", "user: two", "assistant: answer 2", "user: three",
-    ]  # fmt: skip
+    talked = ["user: one", "assistant: answer 1", "user: two", "assistant: answer 2", "user: three"]
+    assert said(folder.client.requests[2]) == talked
     assert len(set(folder.client.request_ids)) == 5
     (row,) = folder.rows()
     assert (row.output, row.calls, row.duration_ms, row.token_usage.input) == ("answer 5", 5, 25.0, 50)
     turns = row.turns()
-    assert [(turn.question, turn.output) for turn in turns] == [
-        (word, f"answer {number}") for number, word in enumerate(TURNS["turns"], start=1)
-    ]
+    told = {turn.question: turn.output for turn in turns}
+    assert told == {word: f"answer {number}" for number, word in enumerate(TURNS["turns"], start=1)}
     assert [turn.answer and turn.answer.request_id for turn in turns] == folder.client.request_ids
     assert [request.turn and request.turn.last for request in folder.client.requests] == [False] * 4 + [True]
 
@@ -195,7 +193,7 @@ async def test_a_conversation_that_is_lost_begins_again_and_its_turns_are_counte
     assert (row.conversation.attempts, row.conversation.lost_turns) == (2, 2)
     assert Counter(name for name, _ in talker.asked) == Counter({talker.asked[0][0]: 3, talker.asked[-1][0]: 5})
     assert (summary.total.lost_turns, summary.total.calls) == (2, 7 + charged)
-    assert json.loads((folder.output / "run.json").read_text())["totals"]["lostTurns"] == 2
+    assert folder.record["totals"]["lostTurns"] == 2
     report = read_report(folder.output)
     write_csv(tmp_path / "rows.csv", report)
     (cells,) = csv.DictReader((tmp_path / "rows.csv").read_text(encoding="utf-8-sig").splitlines())
@@ -217,37 +215,32 @@ async def test_a_conversation_is_begun_so_often_at_most(tmp_path: Path) -> None:
     assert [number for _, number in talker.asked[-5:]] == [1, 2, 3, 4, 5]
 
 
+TELLS_ITS_MESSAGES = """
+import json, sys
+told = [message["content"] for message in json.load(sys.stdin)["messages"]]
+print(json.dumps({"score": 1, "reasoning": json.dumps(told)}))
+"""
+
+
 async def test_graders_get_the_whole_conversation(tmp_path: Path) -> None:
-    program = write_script(
-        tmp_path,
-        "grade.py",
-        "import json, sys\ncase = json.load(sys.stdin)\n"
-        "print(json.dumps({'score': 1, 'reasoning': json.dumps([m['content'] for m in case['messages']])}))\n",
-    )
-    talker = Talker()
-    shown: list[InvokeRequest] = []
+    program = write_script(tmp_path, "grade.py", TELLS_ITS_MESSAGES)
+    talker, talked = Talker(), ["one", "answer 1", "two", "answer 2"]
 
     async def answer(request: InvokeRequest) -> str:
-        if request.target == "sim":
-            shown.append(request)
-            return '{"pass": true}'
-        return await talker(request)
+        return '{"pass": true}' if request.target == "judge" else await talker(request)
 
-    (tmp_path / "judge.md").write_text("Was it kind?")
-    judge = {"name": "kind", "builtin": "llm-judge", "prompt": "judge.md", "judge_target": "sim"}
-    graders: list[Json] = [{"name": "program", "command": program}, judge]
-    write_evaluation(tmp_path, [{**TURNS, "turns": ["one", "two"]}], graders)
-    folder = EvaluationFolder(tmp_path, FakeClient(answer, targets=("bot", "sim")))
+    (tmp_path / "prompt.md").write_text("Was it kind?")
+    write_evaluation(tmp_path, [{**TURNS, "turns": ["one", "two"]}], [{"name": "program", "command": program}, JUDGED])
+    folder = EvaluationFolder(tmp_path, FakeClient(answer, targets=("bot", "judge")))
     await folder.run()
     (row,) = folder.rows()
-    assert row.status is RowStatus.GRADED, row.error
-    assert json.loads(row.graders["program"].reason or "") == ["one", "answer 1", "two", "answer 2"]
-    assert all(word in (shown[0].question or "") for word in ("one", "answer 1", "two", "answer 2"))
-    # Graded again, from the row.
-    (tmp_path / "judge.md").write_text("Was it polite?")
+    assert json.loads(row.graders["program"].reason) == talked
+    # It is graded again from the row.
+    (tmp_path / "prompt.md").write_text("Was it polite?")
     await folder.run()
-    assert len(talker.asked) == 2
-    assert all(word in (shown[1].question or "") for word in ("one", "answer 1", "two", "answer 2"))
+    assert folder.called("bot", "judge") == (0, 1)
+    judgements = [request.question for request in folder.client.requests if request.target == "judge"]
+    assert [all(word in told for word in talked) for told in judgements] == [True, True]
     assert folder.rows_by_case()["talk"].turns()[0].output == "answer 1"
 
 

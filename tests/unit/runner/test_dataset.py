@@ -173,9 +173,9 @@ def test_limit_takes_the_first_of_the_sample_of_what_where_selects(tmp_path: Pat
     assert selected_ids(path, limit=3) == ["0", "1", "2"]
     assert selected_ids(path, limit=3, where={"level": 1}) == ["1", "3", "5"]
     # Nothing after the limit is read.
-    path = write(tmp_path, GOOD, '{"id": "2", "question": "q", "expected": "yes"}', "nonsense")
+    path = write(tmp_path, GOOD, '{"id": "2", "question": "q", "system_prompt": "be", "expected": "yes"}', "nonsense")
     facts = check(path, limit=2)
-    assert (facts.cases, facts.input_characters, facts.expected_characters) == (2, 2, 3)
+    assert (facts.cases, facts.input_characters, facts.expected_characters) == (2, 4, 3)
     assert facts.sha256 == check(write(tmp_path, *path.read_bytes().splitlines()[:2]), limit=2).sha256
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import jsonschema_rs
@@ -152,6 +153,43 @@ def test_what_cannot_be_used_is_refused_with_a_sentence(tmp_path: Path, text: st
     assert any(sentence in told for told in evaluation_errors(tmp_path, text))
     if not any(part in sentence for part in SAID_BY_NO_SCHEMA):
         assert not EVALUATION.is_valid(yaml.safe_load(text))
+
+
+CRITERION = {"id": "right", "text": "It names Rome."}
+JURY = {"builtin": "llm-judge", "prompt": "p.md", "judge_targets": ["ada", "bob", "cyd"]}
+
+
+@pytest.mark.parametrize(
+    "grader",
+    [
+        # What expects nothing, or too much.
+        *({"builtin": name} for name in ("tool-calls", "tokens")),
+        *(
+            {"builtin": "tool-calls", "called": ["a"], **more}
+            for more in ({"called_field": "b"}, {"not_called": ["a"]})
+        ),
+        {"builtin": "tool-calls", "max": 1, "order": "in"},
+        {"builtin": "tool-calls", "called": [{"tool": "a", "matching": {"b": "("}}]},
+        *({"builtin": "latency", "max_ms": 0}, {"builtin": "cost", "max_usd": -1}),
+        # A judge that could not judge.
+        {"builtin": "llm-judge", "rubric": [CRITERION, CRITERION]},
+        *(
+            {"builtin": "llm-judge", "rubric": [{**CRITERION, **wrong}]}
+            for wrong in ({"weight": 0}, {"id": "a b"}, {"text": ""})
+        ),
+        *(
+            {"builtin": "llm-judge", "prompt": "p.md", **wrong}
+            for wrong in ({"show": ["messages", "output"]}, {"max_show_characters": 0})
+        ),
+        # A jury that could not come to a verdict.
+        *({**JURY, "judge_targets": names} for names in (["ada"], [], ["ada", "bob", "ada"])),
+        *({**JURY, **wrong} for wrong in ({"judge_target": "ada"}, {"min_votes": 4}, {"min_votes": 0}, {"vote": "x"})),
+        *({**JURY, "judge_targets": None, **alone} for alone in ({"vote": "mean"}, {"min_votes": 2})),
+    ],
+)
+def test_a_grader_that_could_give_no_verdict_is_refused(tmp_path: Path, grader: dict[str, object]) -> None:
+    told = evaluation_errors(tmp_path, json.dumps({"dataset": "c", "graders": [{"name": "g", **grader}]}))
+    assert told[0].startswith("graders[0]")
 
 
 @pytest.mark.parametrize(

@@ -75,13 +75,6 @@ async def graded(folder: Path, client: FakeClient, *graders: dict[str, object]) 
     return outcome.row
 
 
-async def config_errors(folder: Path, *graders: dict[str, object]) -> list[str]:
-    with pytest.raises(ConfigError) as error:
-        async with open_graders(evaluation(folder, *graders), {}):
-            pass
-    return error.value.message.splitlines()
-
-
 async def test_a_function_grades_and_what_it_returns_is_a_verdict(tmp_path: Path) -> None:
     client = FakeClient()
     row = await graded(
@@ -152,42 +145,34 @@ async def test_a_program_finds_its_config_where_agentv_puts_it(tmp_path: Path) -
     assert row.graders["g0"].score == 0.5
 
 
+JUDGE = {"builtin": "llm-judge"}
+
+#: Graders that cannot be had, and why.
+REFUSED: list[tuple[dict[str, object], str]] = [
+    ({"function": "missing:polite"}, "missing cannot be imported: ModuleNotFoundError"),
+    ({"function": "judges:missing"}, "judges has no function missing"),
+    ({"function": "judges:no_grader"}, "judges:no_grader is not a grader; write @quintain.grader above it"),
+    ({"function": "broken:any"}, "broken cannot be imported: ModuleNotFoundError: No module named 'no_such_module'"),
+    ({"function": "wrong:wrong"}, "takes 'outptu', which no grader is given; did you mean 'output'?"),
+    ({**JUDGE, "prompt": "nowhere.md"}, "nowhere.md: cannot be read"),
+    ({**JUDGE, "prompt": "empty.md"}, "empty.md: it is empty"),
+    ({"builtin": "json-schema", "schema": "nowhere.json"}, "nowhere.json: cannot be read"),
+    ({"command": ["true"], "cwd": "nowhere"}, "cwd: there is no folder"),
+    ({"command": ["no-such-program", "judge.py"]}, "its command 'no-such-program' is not on PATH"),
+    ({"command": ["./judges.py"]}, "its command './judges.py': "),
+    ({"command": ["python", "-u", "nowhere.py"]}, "its command: there is no file"),
+    ({"command": ["python", "nowhere.py"], "batch": "stdin-lines"}, "its command: there is no file"),
+]
+
+
 async def test_every_grader_that_cannot_be_had_is_told_before_the_run(tmp_path: Path) -> None:
     (tmp_path / "empty.md").write_text("\n")
     (tmp_path / "broken.py").write_text("import no_such_module")
     (tmp_path / "wrong.py").write_text("import quintain\n@quintain.grader\ndef wrong(outptu): ...")
-    told = await config_errors(
-        tmp_path,
-        {"function": "missing:polite"},
-        {"function": "judges:missing"},
-        {"function": "judges:no_grader"},
-        {"function": "broken:any"},
-        {"function": "wrong:wrong"},
-        {"builtin": "llm-judge", "prompt": "nowhere.md"},
-        {"builtin": "llm-judge", "prompt": "empty.md"},
-        {"builtin": "json-schema", "schema": "nowhere.json"},
-        {"command": ["true"], "cwd": "nowhere"},
-        {"command": ["no-such-program", "judge.py"]},
-        {"command": ["./judges.py"]},
-        {"command": ["python", "-u", "nowhere.py"]},
-        {"command": ["python", "nowhere.py"], "batch": "stdin-lines"},
-    )
-    says = [
-        "missing cannot be imported: ModuleNotFoundError",
-        "judges has no function missing",
-        "judges:no_grader is not a grader; write @quintain.grader above it",
-        "broken cannot be imported: ModuleNotFoundError: No module named 'no_such_module' (broken.py, line 1)",
-        "takes 'outptu', which no grader is given; did you mean 'output'?",
-        "nowhere.md: cannot be read",
-        "empty.md: it is empty",
-        "nowhere.json: cannot be read",
-        "cwd: there is no folder",
-        "its command 'no-such-program' is not on PATH",
-        "its command './judges.py': ",
-        "its command: there is no file",
-        "its command: there is no file",
-    ]
-    assert len(told) == len(says)
-    for number, (line, sentence) in enumerate(zip(told, says, strict=True)):
+    with pytest.raises(ConfigError) as error:
+        async with open_graders(evaluation(tmp_path, *(grader for grader, _ in REFUSED)), {}):
+            pass
+    told = error.value.message.splitlines()
+    for number, (line, (_, sentence)) in enumerate(zip(told, REFUSED, strict=True)):
         assert line.startswith(f"{tmp_path / 'eval.yaml'}: graders[{number}] (g{number}): "), line
         assert sentence in line, line

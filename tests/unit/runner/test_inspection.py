@@ -118,31 +118,19 @@ def judge_that_shows(*show: str) -> Json:
     return {**JUDGE, "show": [*show, "output"]}
 
 
-@pytest.mark.parametrize(
-    ("section", "nearest"),
-    [
-        ("outptu", "did you mean 'output'?"),
-        ("rubrik", "did you mean 'rubric'?"),
-        ("customer.name", "known: question, conversation, system_prompt"),
-    ],
-)
-async def test_a_section_that_no_case_has_is_told_with_the_nearest(tmp_path: Path, section: str, nearest: str) -> None:
-    cases = [{"id": f"c{n}", "question": "q", "rubric": "short"} for n in range(3)]
-    problem = await problem_of(write_evaluation(tmp_path, judge_that_shows(section), cases=cases))
-    assert f"no field {section!r} in 3 of 3 cases" in problem
-    assert nearest in problem
-
-
-async def test_a_section_that_some_cases_lack_is_a_warning_with_their_number(tmp_path: Path) -> None:
-    cases = [
-        {"id": "a", "question": "q", "rubric": "short"},
-        {"id": "b", "question": "q"},
-        {"id": "c", "question": "q", "system_prompt": "s", "customer": {"name": "x"}},
-    ]
-    shown = judge_that_shows("rubric", "system_prompt", "customer.name", "question")
+async def test_a_section_that_no_case_has_is_refused_with_the_nearest_and_one_that_some_lack_is_a_warning(
+    tmp_path: Path,
+) -> None:
+    cases = [{"id": "a", "question": "q", "rubric": "short"}, {"id": "b", "question": "q"}]
+    cases.append({"id": "c", "question": "q", "system_prompt": "s", "customer": {"name": "x"}})
+    nearest = {"outptu": "did you mean 'output'?", "rubrik": "did you mean 'rubric'?", "x.y": "known: question"}
+    for section, told in nearest.items():
+        problem = await problem_of(write_evaluation(tmp_path, judge_that_shows(section), cases=cases))
+        assert f"no field {section!r} in 3 of 3 cases" in problem
+        assert told in problem
+    shown = {**judge_that_shows("rubric", "system_prompt", "customer.name", "question"), "judge_target": "sage"}
     targets = {"bot": {"provider": "mock"}, "sage": {"provider": "mock"}}
-    path = write_evaluation(tmp_path, {**shown, "judge_target": "sage"}, cases=cases, targets=targets)
-    found = await inspect(path)
+    found = await inspect(write_evaluation(tmp_path, shown, cases=cases, targets=targets))
     assert found.problems == []
     said = [warning.partition(": ")[2].partition(" (ids")[0] for warning in found.warnings]
     assert said == [f"no field {name!r} in 2 of 3 cases" for name in ("rubric", "system_prompt", "customer.name")]

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
 
 import pytest
-from pydantic import ValidationError
 
+from quintain.config.loader import load_config
 from quintain.contracts.invoke import ChatMessage, InvokeRequest
 from quintain.errors import Expired, Fault, ProviderFailed, Rejected, Throttled
 from quintain.graders import Case
+from quintain_runner.engine.judges import agents_of, settings_of
 from quintain_runner.engine.trial import TrialOutcome, run_trial
 from quintain_runner.graders import base as retry
 from quintain_runner.graders.judge import JudgeGraderRunner, recorded_judges
@@ -169,22 +170,6 @@ def test_a_rubric_is_all_that_a_judge_is_told_and_its_schema_where_the_provider_
     assert schema["properties"]["criteria"]["required"] == ["right", "short"]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"rubric": [RUBRIC[0], RUBRIC[0]]},
-        {"rubric": [{"id": "a", "text": "x", "weight": 0}]},
-        {"rubric": [{"id": "a b", "text": "x"}]},
-        {"rubric": [{"id": "a", "text": ""}]},
-        {"prompt": "p.md", "show": ["messages", "output"]},
-        {"prompt": "p.md", "max_show_characters": 0},
-    ],
-)
-def test_a_judge_that_could_not_judge_is_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError):
-        JudgeGrader.model_validate({"name": "j", "builtin": "llm-judge", **options})
-
-
 @pytest.mark.parametrize("judge_target", ["sage", None])
 async def test_a_judgement_is_one_call_of_the_run_that_the_row_counts_with_its_judge(judge_target: str | None) -> None:
     runner = replace(JUDGE, spec=JUDGE.spec.model_copy(update={"judge_target": judge_target}))
@@ -301,3 +286,42 @@ async def test_a_fault_of_the_judge_is_an_error_or_in_doubt_with_its_code_and_it
     outcome = await run_trial(TRIAL, grading_context(ScriptedJudge(fault), JUDGE))
     row = outcome.row
     assert (row.status, row.error.code, row.calls, row.output) == (status, fault.code, calls, "Rome")
+
+
+CONFIG = """
+targets:
+  sage:
+    provider: openai
+    model: m-1
+    api_key: ${{ KEY }}
+    temperature: 0
+    max_tokens: ${{ MOST }}
+    settings: {seed: 7, extra_body: {token: "${{ KEY }}"}}
+  bot: {provider: mock}
+"""
+
+
+def test_settings_of_judges_have_the_values_of_variables_and_nothing_that_may_be_secret(tmp_path: Path) -> None:
+    (tmp_path / "quintain.yaml").write_text(CONFIG)
+    config = load_config(tmp_path / "quintain.yaml")
+    found = settings_of(config, {"KEY": "hidden", "MOST": "50"})
+    assert found == {"sage": {"temperature": 0.0, "max_tokens": 50, "seed": 7}, "bot": {}}
+    assert settings_of(None, {}) == {}
+
+
+def test_the_targets_with_steps_as_a_rule_are_those_that_act_and_can_tell_it(tmp_path: Path) -> None:
+    (tmp_path / "quintain.yaml").write_text(
+        """
+targets:
+  model: {provider: openai, model: m-1, api_key: "${{ KEY }}"}
+  function: {provider: python, callable: "m:f"}
+  agent: {provider: agent, agent: "m:f"}
+  coder: {provider: command, preset: codex}
+  program: {provider: command, command: [x], output_format: json}
+  hosted: {provider: target}
+  silent: {provider: http, url: "http://x/", body: {p: "{{ prompt }}"}, answer: /a}
+  telling: {provider: http, url: "http://x/", body: {p: "{{ prompt }}"}, answer: /a, steps: /s}
+"""
+    )
+    assert agents_of(load_config(tmp_path / "quintain.yaml")) == {"agent", "coder", "hosted", "telling"}
+    assert agents_of(None) == set()

@@ -71,8 +71,7 @@ def contest(
 
 
 def statistics_of(folder: EvaluationFolder) -> PairwiseStatistics:
-    found = read_run(folder.output).statistics
-    return found.pairwise["arena"]
+    return read_run(folder.output).statistics.pairwise["arena"]
 
 
 def current(folder: EvaluationFolder) -> dict[tuple[str, str], Row]:
@@ -85,9 +84,8 @@ async def test_each_pair_is_asked_in_both_orders_and_no_target_is_named(tmp_path
     await folder.run()
     assert len(client.judged) == 2 * 3 * 2
     for request in client.judged:
-        assert request.system_prompt is not None
-        assert not any(name in (request.question or "") + request.system_prompt for name in TARGETS)
-    pairs = sorted((shown(one)["first"], shown(one)["second"]) for one in client.judged if "q0" in (one.question or ""))
+        assert not any(name in request.question + request.system_prompt for name in TARGETS)
+    pairs = sorted((shown(one)["first"], shown(one)["second"]) for one in client.judged if "q0" in one.question)
     assert pairs == sorted((f"{a}0", f"{b}0") for a in QUALITY for b in QUALITY if a != b)
 
 
@@ -113,6 +111,7 @@ async def test_a_judge_that_always_says_first_gives_ties_and_a_position_bias(tmp
     found = statistics_of(folder)
     assert all((pair.wins, pair.ties, pair.losses) == (0, 4, 0) for pair in found.pairs)
     assert {column.rate.value for column in found.columns.values()} == {0.5}
+    assert {row.graders["arena"].score for row in current(folder).values()} == {0.5}
     assert [column.strength for column in found.columns.values()] == [pytest.approx(0.0)] * 3
     assert (found.position_bias.share, found.position_bias.first, found.position_bias.second) == (1.0, 12, 0)
     # Equal answers are a tie that nobody is asked about.
@@ -156,31 +155,26 @@ async def test_a_rerun_asks_nothing_and_one_more_case_asks_only_its_comparisons(
     assert folder.called("gamma", "sage") == (3, 0)
     assert {row.graders["arena"].score for row in current(folder).values()} == {0.0, 0.5, 1.0}
     # Against one target only pairs with it are asked.
-    folder = contest(tmp_path, client, count=1, against="beta")
+    (tmp_path / "one").mkdir()
+    folder = contest(tmp_path / "one", Contest(), count=1, against="beta")
     await folder.run()
     scores = {target: row.graders["arena"].score for (_, target), row in current(folder).items()}
-    assert (folder.called("sage"), scores) == ((0,), {"alpha": 1.0, "beta": 0.5, "gamma": 0.0})
+    assert (folder.called("sage"), scores) == ((4,), {"alpha": 1.0, "beta": 0.5, "gamma": 0.0})
 
 
 async def test_a_run_that_is_killed_asks_only_the_comparisons_that_are_missing(tmp_path: Path) -> None:
-    class KilledError(Exception):
-        pass
-
     def dies(first: str, second: str) -> str:
         if len(folder.client.requests) > 6 + 5:
-            raise KilledError
+            raise RuntimeError("killed")
         return better(first, second)
 
     folder = contest(tmp_path, Contest(dies), count=2)
     folder.concurrency = 1
-    with pytest.raises(KilledError):
+    with pytest.raises(RuntimeError, match="killed"):
         await folder.run()
-    compared = {
-        frozenset((row.target, one.opponent, row.case_id))
-        for row in folder.rows()
-        if "arena" in row.graders
-        for one in row.graders["arena"].comparisons or ()
-    }
+    judged = [row for row in folder.rows() if "arena" in row.graders]
+    pairs = [(row, one.opponent) for row in judged for one in row.graders["arena"].comparisons or ()]
+    compared = {frozenset((row.target, opponent, row.case_id)) for row, opponent in pairs}
     assert compared
     # Another client is another ledger: what rows hold is not asked again, also where no ledger remembers it.
     again = Contest()

@@ -103,10 +103,12 @@ def test_the_bias_says_which_place_the_judge_prefers() -> None:
         compared("2", "a", "b", "second", "second"),
         compared("3", "a", "b", "tie", "tie"),
         compared("4", "a", "b", "first", "second"),
+        # A choice in one order alone is a tie and no bias.
+        compared("5", "a", "b", "first", "tie"),
     )
     bias = found.position_bias
-    assert (bias.pairs, bias.first, bias.second, bias.share) == (4, 1, 1, 0.5)
-    assert (found.pairs[0].wins, found.pairs[0].ties) == (1, 3)
+    assert (bias.pairs, bias.first, bias.second, bias.share) == (5, 1, 1, 0.4)
+    assert (found.pairs[0].wins, found.pairs[0].ties) == (1, 4)
 
 
 def test_a_comparison_with_an_answer_of_before_counts_no_more() -> None:

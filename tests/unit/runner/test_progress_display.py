@@ -131,6 +131,13 @@ def test_the_budget_says_what_the_run_will_take_and_when_it_is_spent(charged: in
     for calls in (0, charged):
         board.budget.update(calls, max_calls)
     assert board.projected_calls == 200
+    # A grader that takes now more now less is projected by its mean.
+    uneven = progress_state(200)
+    uneven.calls_open = CallsLeft({"judge": 50})
+    for number in range(100):
+        uneven.add_row(row(str(number), calls=2 + 4 * (number % 2)))
+        uneven.calls_open.add("bot", NeededCalls(asks=True, graders=("judge",)))
+    assert uneven.projected_calls == 800
     (line,) = (line for line in rendered_lines(board, seconds=120) if line.startswith("budget"))
     assert told in line
     assert ("spent" in line) == ("spent" in told)
@@ -198,6 +205,10 @@ def test_in_a_pipe_a_line_is_written_every_tenth_of_the_way() -> None:
     lines.stop()
     written = stream.getvalue().splitlines()
     assert written[0] == "20 trials: 20 cases for bot"
+    kept = ResumeState()
+    kept.add_row(row("1"))
+    Lines(console).start(ProgressState(["bot"], cases=3, repeats=1, resume_state=kept))
+    assert stream.getvalue().endswith("3 trials: 3 cases for bot, 2 to execute\n"), "what was kept"
     assert written[1:] == [f"{done}/20 bot {done}/20 mean 1.000" for done in range(2, 21, 2)]
 
 

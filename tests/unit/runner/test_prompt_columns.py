@@ -26,16 +26,11 @@ TARGETS = ("bot", "other")
 COLUMNS = ["bot · plain", "bot · brief", "other · plain", "other · brief"]
 
 
-async def answer(request: InvokeRequest) -> str:
-    """Both targets repeat the question; the prompt ``plain`` is the question alone, and passes."""
-    return request.question or ""
-
-
 class World:
-    """Two cases, two prompts, two targets, twice each; the second prompt is a file."""
+    """Two cases, two prompts, two targets that echo, twice each; the first prompt passes, the second one is a file."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = EvaluationFolder(folder, FakeClient(answer, targets=TARGETS), targets=TARGETS)
+        self.folder = EvaluationFolder(folder, FakeClient(targets=TARGETS), targets=TARGETS)
         self.rows = cases(2)
         self.prompts: list[object] = [{"name": "plain", "user": "{{ question }}"}, "file://brief.txt"]
         self.brief("Briefly: {{ question }}")

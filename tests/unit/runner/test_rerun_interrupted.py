@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,16 @@ async def test_an_answer_that_the_ledger_has_deleted_is_asked_again_and_counted(
     asked = len(folder.client.requests)
     await folder.run()
     assert len(folder.client.requests) == asked
+
+
+async def test_a_file_whose_clock_went_back_is_a_changed_file(folder: EvaluationFolder) -> None:
+    prompt = folder.path / "prompt.md"
+    await folder.run()
+    status = prompt.stat()
+    prompt.write_text("third")
+    os.utime(prompt, ns=(status.st_atime_ns, status.st_mtime_ns - 3_600_000_000_000))
+    await folder.run()
+    assert {row.graders["judged"].reason for row in folder.rows()} == {"third"}
 
 
 async def test_a_grader_whose_module_is_gone_is_refused_by_name_and_its_rows_stay(folder: EvaluationFolder) -> None:

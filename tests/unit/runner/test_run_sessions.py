@@ -25,13 +25,8 @@ from quintain.errors import (
     QuintainError,
     Unauthorized,
 )
-from quintain.settings import read_settings
-from quintain_runner.engine.backend import Backend
-from quintain_runner.engine.run_settings import RunOptions, RunSettings
 from quintain_runner.engine.session import RunSessions
-from quintain_runner.plan.dataset import open_dataset
-from quintain_runner.spec.evaluation import load_evaluation
-from support.evaluations import EXACT, cases, write_evaluation
+from support.evaluations import EXACT, EvaluationFolder, backend_of, cases, write_evaluation
 from support.fake_client import FakeClient
 from support.memory_fleet import ADMIN_TOKEN, memory_fleet
 
@@ -65,26 +60,13 @@ def sessions_of(
     **options: object,
 ) -> RunSessions:
     """The sessions of a command with these options, without an admin token unless there is an ``admin``."""
-    evaluation = load_evaluation(write_evaluation(folder, cases(1), [EXACT]))
-    options |= {"max_calls": max_calls if is_explicit else None}
-    run = RunSettings(
-        options=RunOptions(path=evaluation.path, output=folder, **options),
-        settings=read_settings({}),
-        env={},
-        evaluation=evaluation,
-        config=None,
-        targets=("echo",),
-        dataset=replace(open_dataset(evaluation, folder, {}), cases=max_calls),
-    )
-    backend = Backend(
-        location="here",
-        gateway_url="",
-        admin=admin,
-        parent_token=parent_token,
-        connect_session=connect_session,
-        client_of=FakeClient().child,
-    )
-    return RunSessions(run, backend)
+    (folder / "out").mkdir(exist_ok=True)
+    write_evaluation(folder, cases(1), [EXACT])
+    client = FakeClient()
+    given = EvaluationFolder(folder, client, targets=("echo",))
+    run = given.settings(max_calls=max_calls if is_explicit else None, **options)
+    run = replace(run, dataset=replace(run.dataset, cases=max_calls))
+    return RunSessions(run, backend_of(client, admin=admin, parent_token=parent_token, connect_session=connect_session))
 
 
 @pytest.mark.parametrize("refusal", [BadRequest, BudgetUnavailable, InternalFault, GatewayUnavailable, Unauthorized])
@@ -92,7 +74,8 @@ async def test_a_session_is_taken_up_and_one_that_ended_is_replaced(
     tmp_path: Path, refusal: type[QuintainError]
 ) -> None:
     stored, token = StoredClient(refusal("refused")), SessionToken.mint().text
-    (tmp_path / "session-token").write_text(f"{token} 0 0 0\n")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "session-token").write_text(f"{token} 0 0 0\n")
 
     @contextlib.asynccontextmanager
     async def connect_fake(session_token: str) -> AsyncIterator[Client]:

@@ -19,7 +19,7 @@ from quintain_runner.report.report_files import render_markdown
 from quintain_runner.report.run_report import read_report
 from quintain_runner.report.summary import ExitCode, ParkedTarget, exit_line, parked_target_notes
 from quintain_runner.results.row import RowStatus
-from support.evaluations import EXACT, EvaluationFolder, cases, write_evaluation
+from support.evaluations import EXACT, JUDGED, EvaluationFolder, cases, write_evaluation
 from support.fake_client import FakeClient, echo
 
 REFUSED = "openai refused the credentials, the model or the quota (ModelHTTPError, HTTP 401)"
@@ -160,6 +160,14 @@ async def test_a_dead_endpoint_is_asked_no_further_and_the_same_command_asks_the
     assert (finished.exit_code, finished.total.passed, finished.parked_targets) == (ExitCode.PASSED, 200, {})
     assert len(folder.client.requests) == asked + 200
     assert "parkedTargets" not in json.loads((folder.output / "run.json").read_text())
+
+
+async def test_graders_that_fail_park_nobody(tmp_path: Path) -> None:
+    (tmp_path / "prompt.md").write_text("Is it right?")
+    write_evaluation(tmp_path, cases(6), [JUDGED])
+    folder = EvaluationFolder(tmp_path, FakeClient(targets=("bot", "judge")))
+    summary = await folder.run(error_policy=ErrorPolicy(max_errors=1, fail_fast=True))
+    assert (summary.total.errors, summary.parked_targets) == (6, {})
 
 
 async def test_the_record_the_report_and_the_last_lines_say_why(tmp_path: Path) -> None:

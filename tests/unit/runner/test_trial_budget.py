@@ -57,21 +57,27 @@ async def test_calls_that_were_not_charged_go_to_the_next_trials(tmp_path: Path)
 
 async def test_with_enough_for_everything_nothing_is_reserved(tmp_path: Path) -> None:
     folder = judged(tmp_path, 5, 10)
+    reserved: list[Sequence[str]] = []
 
     async def refuse(request_ids: Sequence[str], *, deadline_seconds: float = 0) -> int:
+        reserved.append(request_ids)
         raise ConfigError("A gateway has no operation ReserveCalls")
 
     folder.client.reserve_ids = refuse
-    assert (await folder.run()).total.graded == 5
-    # Over HTTP a run does without reservations of single calls, and verdicts that cannot be read are no lack of budget.
+    assert ((await folder.run()).total.graded, reserved) == (5, [])
+    # Over HTTP a run does without reservations of single calls.
     (tmp_path / "http").mkdir()
     http = judged(tmp_path / "http", 5, 4)
     http.client.reserve_ids = refuse
-    assert (await http.run()).total.calls == 4
-    http.client.answer, http.client.max_calls = echo, 20
-    summary = await http.run()
-    assert summary.exit_code is ExitCode.ERRORS
-    assert "grader_failed" in {row.error.code for row in http.rows() if row.error}
+    assert ((await http.run()).total.calls, reserved == []) == (4, False)
+
+
+async def test_verdicts_that_cannot_be_read_are_no_lack_of_budget(tmp_path: Path) -> None:
+    folder = judged(tmp_path, 5, 10)
+    folder.client.answer = echo
+    summary = await folder.run()
+    assert (summary.exit_code, summary.total.calls, summary.total.errors) == (ExitCode.ERRORS, 10, 5)
+    assert {row.error.code for row in folder.rows() if row.error} == {"grader_failed"}
 
 
 async def test_a_reservation_is_renewed_while_the_trial_lasts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,13 +1,17 @@
-"""Labels: of which answer one is, what the queues show and when, and from which labels the agreement is computed."""
+"""Labels: of which answer one is, what the queues show, from which the agreement is computed, and their files."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
+import pytest
+
 from quintain.contracts.agents import AgentStep
+from quintain.errors import ConfigError
+from quintain_runner.plan.labeled_answers import read_label_file
 from quintain_runner.results.answer import Answer
-from quintain_runner.results.labels import Chosen, Note, NoteKey, answer_sha256, append_note, read_notes
+from quintain_runner.results.labels import FILE_NAME, Chosen, Note, NoteKey, answer_sha256, append_note, read_notes
 from quintain_runner.results.row import GraderRow, JudgeUsed, Row, RowCase
 from quintain_view.html_report import write_html_report
 from quintain_view.labels import agreement_tables, next_in_queue
@@ -173,3 +177,20 @@ async def test_the_verdicts_on_one_answer_do_not_make_a_label_of_another_less_bl
             address = (await client.post("/run/one/notes", data={**fields, "pass": "true"})).headers["location"]
         assert fields_of((await client.get(address)).text) == {}
     assert [note.verdicts_shown for note in read_notes(folder)] == [False, False]
+
+
+def test_a_label_of_a_file_keeps_its_text_and_a_cr_alone_ends_no_line(tmp_path: Path) -> None:
+    path = tmp_path / "gold.jsonl"
+    path.write_bytes('\ufeff{"id": 1,\r"output": "a\u2028b\x85c", "pass": true}\r\n\r\n'.encode())
+    (read,) = read_label_file(path)
+    assert (read.case_id, read.output, read.passed) == ("1", "a\u2028b\x85c", True)
+    (tmp_path / FILE_NAME).write_bytes(b'{"caseId": "1",\r"column": "a", "repeat": 1, "pass": true}\r\n')
+    assert [note.case_id for note in read_notes(tmp_path)] == ["1"]
+
+
+@pytest.mark.parametrize("line", [b'{"id": 1, "output": "\\ud83d", "pass": true}', b"\xff", b"{}\0", b"{} \r {}"])
+def test_what_is_no_label_is_told_with_its_line(tmp_path: Path, line: bytes) -> None:
+    path = tmp_path / "gold.jsonl"
+    path.write_bytes(b'{"id": 1, "output": "", "pass": true}\n' + line)
+    with pytest.raises(ConfigError, match=r"gold\.jsonl: line 2: it "):
+        read_label_file(path)
