@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pytest
+
 from support.command_line import command_line
 from support.evaluations import rows_of
 from support.page_shell import WORKFLOW, PageShell, Tutorial, running_stand_in
@@ -21,6 +23,7 @@ def failed(run: Path, target: str) -> set[object]:
     }
 
 
+@pytest.mark.timeout(600)  # a few hundred calls, on a machine with much to do
 def test_an_evaluation_from_an_empty_folder_to_a_decision(tmp_path: Path, broker_url: str) -> None:
     with running_stand_in() as port, command_line(tmp_path) as shell:
         reader = Tutorial(shell, port)

@@ -13,7 +13,7 @@ import pytest
 from closed_loop import Round, at_once, measure
 from harness import Result, cpu_seconds, results_of
 from plots import PLOTS, cpu_by_process, rate
-from report import FOLDER, PAGE, PEERS, RESULTS, Report, markdown, page_part, peers_ahead
+from report import FOLDER, PAGE, PEERS, RESULTS, Report, page_part
 
 FAST = Round(300, 1.0, 2.5, 9.0, {"client": 100, "broker": 200})
 SLOW = Round(100, 1.0, 7.5, 12.0, {"client": 300, "broker": 400})
@@ -53,35 +53,6 @@ def test_results_are_read_as_they_were_written() -> None:
     assert [Result.from_json(json.loads(json.dumps(one.as_json()))) for one in (bare, ours)] == [bare, ours]
     assert rate(ours.as_json()) == 200
     assert cpu_by_process(ours.as_json()) == {"client": 200, "broker": 300}
-
-
-def test_each_command_writes_its_own_part_of_the_page() -> None:
-    one, two = Report("make one", "one.json"), Report("make two", "two.json")
-    page = "\n".join(["head", *one.marks, "between", *two.marks, "tail"])
-    written = two.put(one.put(page, "first"), "second")
-    assert one.put(two.put(page, "second"), "first") == written
-    assert two.put(written, "third") == written.replace("second", "third")
-    words = [word for word in written.split("\n") if word and not word.startswith("<!--")]
-    assert words == ["head", "first", "between", "second", "tail"]
-    with pytest.raises(ValueError, match="make three"):
-        Report("make three", "three.json").put(page, "part")
-
-
-def test_rows_in_which_a_peer_has_the_higher_rate_than_quintain_are_counted() -> None:
-    behind = results_of("calls", "1", {"bare loop": [SLOW], "Quintain": [FAST], "Quintain in one process": [FAST]})
-    ahead = results_of("calls", "10", {"bare loop": [FAST], "Quintain": [SLOW], "other": [SLOW]})
-    assert "1 of 2 rows" in peers_ahead([*behind, *ahead])
-    assert "0 of 1 rows" in peers_ahead(behind)
-    assert peers_ahead(results_of("calls", "1", {"one": [FAST], "two": [SLOW]})) == ""
-
-
-def test_a_table_has_a_line_for_each_row_and_a_column_for_each_side() -> None:
-    first = results_of("calls", "1", {"bare loop": [SLOW], "Quintain": [FAST]})
-    second = results_of("calls", "10", {"Quintain": [FAST], "other": [SLOW]})
-    assert markdown([*first, *second]).splitlines()[-2:] == [
-        "| 1 | 100 | 300 (3.00; 0.43) |  |",
-        "| 10 |  | 300 | 100 (0.33; 2.33) |",
-    ]
 
 
 @pytest.mark.parametrize("report", [RESULTS, PEERS], ids=lambda report: report.file)
