@@ -29,9 +29,11 @@ from urllib.parse import urlsplit
 
 from playwright.sync_api import Page, sync_playwright
 
-from quintain.contracts.fleet import CallCounts, FleetChanged, FleetState, RegisteredTarget
-from quintain.fleet.model import FleetModel
+from quintain.bus.base import QueueCount
+from quintain.contracts.fleet import QuotaList, RegisteredTarget
+from quintain.contracts.service_card import CallCounts, ServiceCard
 from quintain_gateway.fleet_page import FleetFilter, render_fleet
+from quintain_metadata.fleet_model import FleetModel, FleetRows
 from quintain_view.index_writer import update_index
 from view import get, processor_ms, served, write_run
 
@@ -50,17 +52,15 @@ REFRESH_SECONDS = 0.25
 _READY = {"quintain view": ".matrix tbody tr", "inspect view": "text=question 0, about"}
 
 
-def busy_model() -> FleetModel:
-    """A model of 1,000 targets that have been called for five minutes."""
+def busy_fleet() -> tuple[FleetModel, FleetRows]:
+    """1,000 targets that have been called for five minutes: what was heard of them, and their rows."""
     names = [f"target-{number:04}" for number in range(TARGETS)]
-    model = FleetModel(0.0)
+    counts = CallCounts(per_minute=60.0, wait={20: 180, 30: 120}, service={70: 240, 80: 60})
+    model = FleetModel("m")
+    calls = dict.fromkeys(names, counts)
+    model.on_card(ServiceCard(service="metadata", id="m", instance="m", version="1", started_at=0, calls=calls), 299.0)
     targets = [RegisteredTarget(name=name, provider="mock", max_concurrency=8) for name in names]
-    model.on_state(FleetState(targets=targets, workers=[], sessions=[], now=1_000_000), 1.0)
-    counts = CallCounts(started=5, outcomes={"result": 5}, wait={20: 3, 30: 2}, service={70: 4, 80: 1})
-    for at in range(2, 300, 5):
-        changed = FleetChanged(service="m", now=1, interval_ms=500, calls=dict.fromkeys(names, counts))
-        model.on_change(changed, float(at))
-    return model
+    return model, FleetRows(targets=targets, workers=[], lost=[], budgets=[], now=1_000_000)
 
 
 def cpu_ms(action: Callable[[], object]) -> float:
@@ -75,13 +75,14 @@ def cpu_ms(action: Callable[[], object]) -> float:
 
 def measure_fleet() -> None:
     """Print what one look at the Fleet page takes of the processor."""
-    model = busy_model()
-    figures = model.figures(300.0)
+    model, rows = busy_fleet()
+    quotas, queues = QuotaList(quotas=[], now=rows.now), dict[str, QueueCount]()
+    figures = model.figures(rows, quotas, queues, 300.0)
     parts: dict[str, Callable[[], object]] = {
-        "figures": lambda: model.figures(300.0),
-        "version": figures.to_wire,
-        "page": lambda: render_fleet(figures, FleetFilter(), seen=""),
-        "page of a filter": lambda: render_fleet(figures, FleetFilter("target-00"), seen=""),
+        "figures": lambda: model.figures(rows, quotas, queues, 300.0),
+        "answer": figures.to_wire,
+        "page": lambda: render_fleet(figures, FleetFilter()),
+        "page of a filter": lambda: render_fleet(figures, FleetFilter("target-00")),
     }
     for name, action in parts.items():
         print(f"fleet of {TARGETS:,} targets, {name:18} {cpu_ms(action):6.1f} ms of the processor", flush=True)

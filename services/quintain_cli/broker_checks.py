@@ -110,7 +110,7 @@ _NOBODYS_NAME = "quintain.x"
 
 #: What the names of the queues begin with that services bind to exchanges with calls or tokens of others.
 _BOUND_PREFIXES = {
-    METADATA.name: ("quintain.metadata",),
+    METADATA.name: ("quintain.metadata", "quintain.ledger.admit."),
     LEDGER.name: ("quintain.ledger.",),
     UNROUTED.name: ("quintain.metadata.unrouted",),
     DEAD.name: ("quintain.metadata.dead",),
@@ -132,7 +132,7 @@ _SHARED_QUEUES: Final = {each.name: each.kind for each in METADATA_TOPOLOGY.queu
 #: The queues with a part of their own in the name, and their type: docs/protocol/topology.md.
 _NAMED_QUEUES: Final = (
     (re.compile(r"quintain\.(target|host)\..+"), "quorum"),
-    (re.compile(r"quintain\.(cancel|conversation|discovery|events|lease|ledger\.admit|reply|run)\..+"), "classic"),
+    (re.compile(r"quintain\.(cancel|conversation|lease|ledger\.admit|reply|run)\..+"), "classic"),
 )
 
 _POLICIES_MEND = (

@@ -7,11 +7,9 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from quintain.topology import (
-    DISCOVERY,
     METADATA_TOPOLOGY,
     cancel_topology,
     conversation_topology,
-    discovery_topology,
     lease_topology,
 )
 from quintain_cli.broker_checks import MAX_SHOWN, DoctorCheck
@@ -22,9 +20,9 @@ _CONNECTION: Final = re.compile(r"quintain (metadata|worker|gateway|host) (?:pub
 
 #: Names that a role may need. Those of targets are left out: a worker may have a part of them (``add-user --only``).
 _NAMES: Final = (
-    *(exchange.name for exchange in (*METADATA_TOPOLOGY.exchanges, DISCOVERY)),
+    *(exchange.name for exchange in METADATA_TOPOLOGY.exchanges),
     *(queue.name for queue in METADATA_TOPOLOGY.queues),
-    *(make("x").queues[0].name for make in (cancel_topology, discovery_topology, lease_topology)),
+    *(make("x").queues[0].name for make in (cancel_topology, lease_topology)),
     conversation_topology("x", "x").queues[0].name,
 )
 

@@ -1,9 +1,9 @@
-"""``GET /fleet`` and what belongs to it: the page, its stream and files, who may look and for how long, its figures."""
+"""``GET /fleet`` and what belongs to it: the page, its files, who may look and for how long, its figures."""
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
+import math
 import secrets
 import time
 from collections.abc import AsyncIterator
@@ -14,23 +14,22 @@ from urllib.parse import urlencode, urlsplit
 
 import jinja2
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from quintain.bus.base import Bus
 from quintain.client.admin import Admin
 from quintain.client.amqp_transport import AmqpTransport
+from quintain.contracts.fleet_figures import FleetFigures, TargetCondition, TargetFigures
 from quintain.contracts.message import Message
-from quintain.errors import BusError, Unauthorized
-from quintain.fleet.fleet_figures import FleetFigures, TargetCondition, TargetFigures
+from quintain.errors import BudgetUnavailable, Unauthorized
+from quintain.fleet.look import LOOK_SECONDS, FleetLook
 from quintain.fleet.tables import fleet_facts, fleet_tables
-from quintain.fleet.watch import FleetWatch
 from quintain.rpc.requests import RpcClient
-from quintain.runtime.concurrency import cancel_and_wait
 from quintain.web import HEADERS, STATIC_TYPES, entered_token, is_same_text, static_file, template_environment, to_html
 from quintain_gateway.auth import bearer_token
 from quintain_gateway.endpoint import Api, method_route
-from quintain_gateway.errors import EVENT_STREAM_MEDIA_TYPE, JSON_MEDIA_TYPE, NotFound, fault_response
+from quintain_gateway.errors import JSON_MEDIA_TYPE, NotFound, fault_response
 from quintain_gateway.openapi import ADMIN_TOKEN, Operation, fault_responses
 
 ROOT = "/fleet"
@@ -43,12 +42,9 @@ TARGETS_PER_PAGE = 200
 
 PAGES = Api(error_response=fault_response, headers=HEADERS)
 
-#: How often a stream looks whether the figures changed, and after how many looks it sends a sign of life.
-POLL_SECONDS, KEEP_ALIVE_POLLS = 0.25, 60
-
-#: The pages of one stream take at most this part of a processor's time, and numbers are shown again after this time at
-#: the earliest, in seconds. A change of a condition waits for neither.
-PAGE_SHARE, NUMBERS_SECONDS = 1 / 30, 1.0
+#: The page asks to be loaded again after a second at the earliest, and its making takes at most this part of a
+#: processor's time.
+PAGE_SHARE = 1 / 30
 
 _FAULT_STATUSES = (401, 431, 500, 503)
 
@@ -77,8 +73,8 @@ class FleetFilter:
         return f"{ROOT}?{urlencode({name: value for name, value in given.items() if value}, errors='replace')}"
 
 
-def render_fleet(figures: FleetFigures, page_filter: FleetFilter, *, seen: str) -> str:
-    """The page; ``seen`` is the version of the figures, which its stream compares."""
+def render_fleet(figures: FleetFigures, page_filter: FleetFilter, *, reload_ms: int = 1000) -> str:
+    """The page, which asks to be loaded again after so many milliseconds."""
     found = [target for target in figures.targets if page_filter.matches(target)]
     pages = max(1, -(-len(found) // TARGETS_PER_PAGE))
     page = max(1, min(page_filter.page, pages))
@@ -94,7 +90,7 @@ def render_fleet(figures: FleetFigures, page_filter: FleetFilter, *, seen: str) 
         before=page_filter.address(page - 1) if page > 1 else None,
         after=page_filter.address(page + 1) if page < pages else None,
         page_filter=page_filter,
-        seen=seen,
+        reload_ms=reload_ms,
     )
 
 
@@ -144,13 +140,6 @@ OPERATIONS = (
     ),
     Operation(
         "GET",
-        f"{ROOT}/events",
-        "The stream of the Fleet page: an event for each change",
-        responses={200: EVENT_STREAM_MEDIA_TYPE, **fault_responses(*_FAULT_STATUSES)},
-        query={"seen": {"type": "string"}},
-    ),
-    Operation(
-        "GET",
         f"{ROOT}/figures",
         "What the Fleet page shows, as JSON",
         token=ADMIN_TOKEN,
@@ -171,11 +160,9 @@ class FleetEndpoints:
     def __init__(self, access: FleetAccess) -> None:
         self._access = access
         self._page_seconds = 0.0
-        self._last_version: tuple[FleetFigures, str] | None = None
         self.routes: list[Route] = [
             method_route(ROOT, {"GET": self.page}, PAGES.to_endpoint),
             method_route(f"{ROOT}/enter", {"POST": self.enter}, PAGES.to_endpoint),
-            method_route(f"{ROOT}/events", {"GET": self.events}, PAGES.to_endpoint),
             method_route(f"{ROOT}/figures", {"GET": self.figures}, PAGES.to_endpoint),
             method_route(f"{ROOT}/static/{{name}}", {"GET": self.static}, PAGES.to_endpoint),
         ]
@@ -192,7 +179,8 @@ class FleetEndpoints:
         page_filter = FleetFilter(query.get("q", ""), query.get("show", ""), page)
         # The time of this thread: on a machine with much else to do a page is not the less up to date.
         began = time.thread_time()
-        html = render_fleet(figures, page_filter, seen=self._version(figures))
+        reload_seconds = max(LOOK_SECONDS, self._page_seconds / PAGE_SHARE)
+        html = render_fleet(figures, page_filter, reload_ms=int(reload_seconds * 1000))
         self._page_seconds = time.thread_time() - began
         return HTMLResponse(html)
 
@@ -209,35 +197,6 @@ class FleetEndpoints:
         )
         return response
 
-    async def events(self, request: Request) -> Response:
-        """``GET /fleet/events``: an event each time that the figures are others than those that the page shows."""
-        cookie = _cookie_of(request)
-        await self._access.figures(cookie)
-
-        async def stream() -> AsyncIterator[str]:
-            last, quiet, next_at = request.query_params.get("seen"), 0, 0.0
-            shown: object = None
-            yield "retry: 1000\n\n"
-            while not self._access.is_closing:
-                try:
-                    figures = await self._access.figures(cookie)
-                except Unauthorized:
-                    # The page is loaded again, and asks for the token.
-                    yield "event: changed\ndata: \n\n"
-                    return
-                version, now = self._version(figures), time.monotonic()
-                if version != last and (now >= next_at or figures.conditions() != shown):
-                    next_at = now + max(NUMBERS_SECONDS, self._page_seconds / PAGE_SHARE)
-                    last, shown, quiet = version, figures.conditions(), 0
-                    yield "event: changed\ndata: \n\n"
-                elif quiet >= KEEP_ALIVE_POLLS:
-                    quiet = 0
-                    yield ": \n\n"
-                quiet += 1
-                await asyncio.sleep(POLL_SECONDS)
-
-        return StreamingResponse(stream(), media_type=EVENT_STREAM_MEDIA_TYPE)
-
     async def figures(self, request: Request) -> Response:
         """``GET /fleet/figures``: the figures as JSON, with the admin token."""
         figures = await self._access.figures_for(bearer_token(request))
@@ -250,12 +209,6 @@ class FleetEndpoints:
             raise NotFound("There is no such file")
         return Response(static_file(name), media_type=STATIC_TYPES[name])
 
-    def _version(self, figures: FleetFigures) -> str:
-        """A short name of what a page shows, which is another one for other figures; made once for all who look."""
-        if self._last_version is None or self._last_version[0] is not figures:
-            self._last_version = (figures, hashlib.sha256(figures.to_wire()).hexdigest()[:16])
-        return self._last_version[1]
-
 
 def _cookie_name(request: Request) -> str:
     """Gateways on several ports of one machine share their cookies, so that each needs a name of its own."""
@@ -266,42 +219,38 @@ def _cookie_of(request: Request) -> str:
     return request.cookies.get(_cookie_name(request), "")
 
 
-#: The watch ends when nobody has looked for so long, in seconds; a page that is open looks all the time.
-IDLE_SECONDS = 30.0
-
-#: For how long a page waits for the first state of the fleet, in seconds.
-FIRST_STATE_SECONDS = 5.0
+#: How long a page waits for the figures of the fleet, in seconds.
+ANSWER_SECONDS = 5.0
 
 #: A cookie is valid for so long after it was used last, in seconds, and so many are.
 COOKIE_SECONDS, MAX_COOKIES = 12 * 3600.0, 100
 
 
 class FleetAccess:
-    """Checks who may look at the fleet, and gives its figures.
+    """Checks who may look at the fleet, and gives its figures, the same for all who look within a second.
 
-    A token is the administrator's if the metadata service says so. It is kept in memory while its cookies are valid:
-    the watch asks for states with it. Cookies are random, and end with the gateway or with the token.
+    A token is the administrator's if the metadata service says so. It is kept in memory while its cookies are valid.
+    Cookies are random, and end with the gateway or with the token.
     """
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._token = ""
         self._cookies: dict[str, float] = {}
-        self._watch: FleetWatch | None = None
-        self._holder: asyncio.Task[None] | None = None
-        self._looked_at = 0.0
         self._lock = asyncio.Lock()
-        #: Set when the gateway stops: streams end then.
-        self.is_closing = False
+        self._client: RpcClient | None = None
+        self._look: FleetLook | None = None
+        self._figures = FleetFigures()
+        self._figures_until = -math.inf
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Answer while the context is open; at its end streams end, and the watch."""
+        """Answer while the context is open."""
         try:
             yield
         finally:
-            self.is_closing = True
-            await self._end_watch()
+            if self._client is not None:
+                await self._client.close()
 
     async def enter(self, token: str) -> str:
         """Return a cookie for the holder of the admin token. Raises `Unauthorized`, or what `figures_for` raises."""
@@ -318,12 +267,15 @@ class FleetAccess:
         """Return the figures for a token. Raises `Unauthorized` for one that is not the administrator's, `BusError`."""
         if not token:
             raise Unauthorized
-        if not is_same_text(token, self._token):
-            await self._verify(token)
-            async with self._lock:
-                await self._end_watch()
-                self._token, self._cookies = token, {}
-        return await self._figures()
+        async with self._lock:
+            if is_same_text(token, self._token):
+                return await self._take()
+            look = await self._open_look(token)
+            figures = await look.take()
+            if not figures.now:  # no metadata service has said whose token it is
+                raise BudgetUnavailable(figures.problems[0])
+            self._token, self._cookies, self._look = token, {}, look
+            return self._keep(figures)
 
     async def figures(self, cookie: str) -> FleetFigures:
         """Return the figures for a cookie. Raises `Unauthorized` for one that is not valid, `BusError`."""
@@ -331,54 +283,29 @@ class FleetAccess:
         if now - self._cookies.get(cookie, -COOKIE_SECONDS) >= COOKIE_SECONDS:
             raise Unauthorized
         self._cookies[cookie] = now
-        return await self._figures()
-
-    async def _figures(self) -> FleetFigures:
-        self._looked_at = time.monotonic()
         async with self._lock:
-            watch = self._watch or await self._start_watch()
-        await watch.wait_state(FIRST_STATE_SECONDS)
-        if watch.is_refused:
-            # The token was changed: nobody who came with the old one may look any more.
-            async with self._lock:
-                self._token, self._cookies = "", {}
-                await self._end_watch()
+            return await self._take()
+
+    async def _take(self) -> FleetFigures:
+        if time.monotonic() < self._figures_until:
+            return self._figures
+        if self._look is None:
             raise Unauthorized
-        return watch.figures()
-
-    async def _verify(self, token: str) -> None:
-        async with RpcClient(self._bus) as rpc_client:
-            await Admin(AmqpTransport(rpc_client, token)).fleet()
-
-    async def _start_watch(self) -> FleetWatch:
-        started: asyncio.Future[FleetWatch] = asyncio.get_running_loop().create_future()
-        self._holder = asyncio.create_task(self._hold(self._token, started), name="fleet watch")
-        return await started
-
-    async def _end_watch(self) -> None:
-        await cancel_and_wait(self._holder)
-        self._watch = None
-
-    async def _hold(self, token: str, started: asyncio.Future[FleetWatch]) -> None:
-        """Watch the fleet until nobody looks any more."""
         try:
-            # A client of its own: what it waits for does not count as a call of the gateway.
-            async with RpcClient(self._bus) as rpc_client:
-                watch = FleetWatch(self._bus, rpc_client, Admin(AmqpTransport(rpc_client, token)))
-                async with watch.running():
-                    self._watch = watch
-                    started.set_result(watch)
-                    await self._wait_idle()
-                    self._watch = None
-        except BusError as error:
-            if not started.done():
-                started.set_exception(error)
-        finally:
-            started.cancel()
+            return self._keep(await self._look.take())
+        except Unauthorized:
+            # The token was changed: nobody who came with the old one may look any more.
+            self._token, self._cookies, self._look = "", {}, None
+            raise
 
-    async def _wait_idle(self) -> None:
-        while True:
-            left_seconds = self._looked_at + IDLE_SECONDS - time.monotonic()
-            if left_seconds <= 0:
-                return
-            await asyncio.sleep(left_seconds)
+    def _keep(self, figures: FleetFigures) -> FleetFigures:
+        self._figures, self._figures_until = figures, time.monotonic() + LOOK_SECONDS / 2
+        return figures
+
+    async def _open_look(self, token: str) -> FleetLook:
+        if self._client is None:
+            # A client of its own: what it waits for does not count as a call of the gateway.
+            client = RpcClient(self._bus)
+            await client.start()
+            self._client = client
+        return FleetLook(Admin(AmqpTransport(self._client, token), timeout_seconds=ANSWER_SECONDS))

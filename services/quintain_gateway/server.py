@@ -22,17 +22,18 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from quintain.bus.base import Bus
-from quintain.contracts.fleet import ServiceCard
 from quintain.contracts.invoke import FaultReply
+from quintain.contracts.service_card import ServiceCard
 from quintain.errors import BadRequest, Fault
-from quintain.fleet.announce import ServiceIdentity, announce
+from quintain.fleet.beats import ServiceIdentity, send_beats
 from quintain.observe.health import OpsEndpoints
 from quintain.programs.agent_gateway import AgentUrlApp
 from quintain.programs.agent_urls import AgentUrls
 from quintain.rpc.broker_probe import report_ready
 from quintain.rpc.requests import RpcClient
+from quintain.runtime.concurrency import running_task
 from quintain.runtime.http_server import serve_uvicorn
-from quintain.timings import Clock
+from quintain.timings import DEFAULT_TIMINGS, Clock, Timings
 from quintain_gateway.apis.health import MetadataHealthCheck
 from quintain_gateway.app import build_app
 from quintain_gateway.auth import FleetGateway
@@ -51,6 +52,7 @@ async def run_gateway(
     *,
     metrics: GatewayMetrics | None = None,
     ops_endpoints: OpsEndpoints | None = None,
+    timings: Timings = DEFAULT_TIMINGS,
 ) -> AsyncIterator[str]:
     """Run a gateway; yields its base URL, without a trailing slash. Raises `ConfigError` for a bad address.
 
@@ -73,7 +75,7 @@ async def run_gateway(
             async with (
                 serve_app(app, address, limits, metrics) as url,
                 access.running(),
-                announce(bus, card),
+                running_task(send_beats(bus, card, timings), "heartbeats"),
                 contextlib.nullcontext() if ops_endpoints is None else report_ready(ops_endpoints, bus, check, card),
             ):
                 yield url

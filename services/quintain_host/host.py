@@ -14,10 +14,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 from quintain.bus.base import Bus
-from quintain.contracts.fleet import ServedTarget, ServiceCard
 from quintain.contracts.hosting import HostDescribed
-from quintain.fleet.announce import ServiceIdentity
+from quintain.contracts.service_card import ServedTarget, ServiceCard
+from quintain.fleet.beats import ServiceIdentity, send_beats
 from quintain.programs.processes import ProcessMark
+from quintain.runtime.concurrency import cancel_and_wait
 from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain.topology import host_topology
 from quintain_host.counters import HostCounters
@@ -29,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 def host_card(identity: ServiceIdentity, bus: Bus, name: str, *, slots: int, in_flight: int) -> ServiceCard:
-    """Build the discovery card of a host: ``in_flight`` of its ``slots`` are leased out."""
+    """Build the card of a host: ``in_flight`` of its ``slots`` are leased out."""
     served = ServedTarget(name=name, kind="leased", slots=slots, in_flight=in_flight)
     return identity.card(targets=[served], slots=slots, in_flight=in_flight, broker_reconnects=bus.reconnects)
 
@@ -54,7 +55,7 @@ class Host:
         after_lease: Callable[[], Awaitable[bool]] | None = None,
         timings: Timings = DEFAULT_TIMINGS,
     ) -> None:
-        self._bus, self._name = bus, name
+        self._bus, self._name, self._timings = bus, name, timings
         self.host_id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
         self._identity = ServiceIdentity("host", self.host_id)
         #: Set once a target blocked its thread beyond the end of its lease, or ``after_lease`` said so. In the first
@@ -72,6 +73,7 @@ class Host:
             for _ in range(slots)
         ]
         self._slot_tasks: list[asyncio.Task[None]] = []
+        self._beat_task: asyncio.Task[None] | None = None
         self._log_handler = RunLogHandler()
 
     async def start(self) -> None:
@@ -82,9 +84,10 @@ class Host:
         self._slot_tasks = [
             loop.create_task(slot.serve(), name=f"slot {number}") for number, slot in enumerate(self._slots)
         ]
+        self._beat_task = loop.create_task(send_beats(self._bus, self.card, self._timings), name="heartbeats")
 
     def card(self) -> ServiceCard:
-        """Return the card that the host announces to service discovery."""
+        """Return the card that the host sends in its heartbeats."""
         leased = sum(slot.lease is not None for slot in self._slots)
         return host_card(self._identity, self._bus, self._name, slots=len(self._slots), in_flight=leased)
 
@@ -112,6 +115,7 @@ class Host:
                     task.cancel()
         await asyncio.gather(*self._slot_tasks, return_exceptions=True)
         await asyncio.gather(*(slot.wait_closed() for slot in self._slots))
+        await cancel_and_wait(self._beat_task)
         logging.getLogger().removeHandler(self._log_handler)
 
 

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from quintain.bus.base import Bus, Delivery, Envelope
 from quintain.contracts.credentials import SessionToken, same_secret
-from quintain.contracts.fleet import ListQuotas, QuotaList
+from quintain.contracts.fleet import GetFleet, ListQuotas, QuotaList
 from quintain.contracts.headers import TOKEN_HEADER
 from quintain.contracts.ledger import CallKey, CancelBroadcast, ConversationKey, OpenChild
 from quintain.contracts.message import MAX_OPERATION_BYTES, Message
@@ -65,7 +65,7 @@ from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain.topology import CANCEL as CANCEL_EXCHANGE
 from quintain.topology import METADATA, METADATA_QUEUE
 from quintain_metadata.admission import AdmissionQueue
-from quintain_metadata.events import read_fleet
+from quintain_metadata.fleet import FleetStatus
 from quintain_metadata.ledger import call_rows, calls, held, leases, sessions, targets, usage
 from quintain_metadata.ledger.lifecycle import CallState
 from quintain_metadata.ledger.session_rows import SessionRow, load_session
@@ -113,11 +113,12 @@ class MetadataRequestHandler:
         bus: Bus,
         ledger: Ledger,
         admission_queue: AdmissionQueue,
+        fleet: FleetStatus,
         admin_sha256: bytes | None,
         timings: Timings = DEFAULT_TIMINGS,
     ) -> None:
         self._bus, self._ledger, self._admin_sha256 = bus, ledger, admin_sha256
-        self.admission_queue, self.timings = admission_queue, timings
+        self.admission_queue, self.fleet, self.timings = admission_queue, fleet, timings
 
     async def __call__(self, delivery: Delivery) -> None:
         """Answer one request and acknowledge it."""
@@ -257,7 +258,7 @@ def _release(moment: Moment, request: ReleaseCalls, session: SessionRow | None) 
     return CallsReleased(released=(yield from calls.release(moment, _require_session(session), request.request_ids)))
 
 
-def _read_time(moment: Moment, _: ListQuotas, __: SessionRow | None) -> SqlProgram[int]:
+def _read_time(moment: Moment, _: ListQuotas | GetFleet, __: SessionRow | None) -> SqlProgram[int]:
     yield from ()
     return moment.now
 
@@ -286,9 +287,7 @@ def _bind(route: Route[RequestT, ReplyT], role: Role, function: OperationFunctio
 
 
 async def _info(request_handler: MetadataRequestHandler, delivery: Delivery, token: SessionToken | None) -> Message:
-    """Answer once the calls that the asker names as answered have ended: a worker replies as soon as its settle is
-    in the queue, which may be before it is in the ledger.
-    """
+    """Answer once the calls that the asker names as answered are settled, which may be after their replies."""
     loop = asyncio.get_running_loop()
     give_up_at = loop.time() + request_handler.timings.answered_settle_seconds
     info: Info | None = None
@@ -308,6 +307,11 @@ async def _cancel(request_handler: MetadataRequestHandler, delivery: Delivery, t
 async def _quotas(request_handler: MetadataRequestHandler, delivery: Delivery, token: SessionToken | None) -> Message:
     now = await request_handler.run_operation(QUOTAS, Role.EITHER, _read_time, delivery, token)
     return QuotaList(quotas=request_handler.admission_queue.quotas.states(), now=now)
+
+
+async def _fleet(request_handler: MetadataRequestHandler, delivery: Delivery, token: SessionToken | None) -> Message:
+    await request_handler.run_operation(FLEET, Role.ADMINISTRATOR, _read_time, delivery, token)
+    return await request_handler.fleet.figures()
 
 
 async def _set_quota(
@@ -344,7 +348,7 @@ OPERATIONS_BY_KEY: dict[str, _BoundOperation] = {
     DRAIN.key: _bind(
         DRAIN, Role.ADMINISTRATOR, lambda moment, request, _: leases.request_drain(moment.now, request.worker_id)
     ),
-    FLEET.key: _bind(FLEET, Role.ADMINISTRATOR, lambda moment, *_: read_fleet(moment.now)),
+    FLEET.key: _fleet,
     QUOTAS.key: _quotas,
     SET_QUOTA.key: _set_quota,
     SET_USER.key: _bind(SET_USER, Role.ADMINISTRATOR, lambda moment, request, _: leases.set_user(moment.now, request)),

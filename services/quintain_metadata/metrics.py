@@ -1,4 +1,4 @@
-"""What the metadata service measures: Prometheus metrics, gauges of the ledger, its operations, and calls for events.
+"""What the metadata service measures: Prometheus metrics, gauges of the ledger, and its operations.
 
 Callers that retry while the ledger is out of reach log nothing themselves: an outage is logged once when it begins and
 once when it ends. The log has the reason; the error that is raised has none, because it becomes a fault, and clients
@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -20,69 +20,18 @@ from operator import attrgetter
 from prometheus_client import Metric
 from prometheus_client.core import GaugeMetricFamily
 
-from quintain.contracts.fleet import CallCounts, QuotaState, RegisteredTarget, bucket_of
+from quintain.contracts.fleet import QuotaState, RegisteredTarget
 from quintain.contracts.ledger import Admission, Settle
 from quintain.contracts.money import to_dollars
 from quintain.contracts.session import SessionState
 from quintain.errors import BudgetUnavailable
 from quintain.observe.metrics import ServiceMetrics
 from quintain.timings import DEFAULT_TIMINGS, Timings
+from quintain_metadata.call_counter import GRANTED, REPLAYED, CallCounter
 from quintain_metadata.ledger import targets
 from quintain_metadata.ledger.lifecycle import CallState
 from quintain_metadata.ledger.usage import IS_NOT_COMMITTED
 from quintain_metadata.store.base import Ledger, Moment, Operation, Returned, SqlProgram, execute, fetch_one
-
-#: How the decisions on admits are counted that are no fault; the others by their code.
-GRANTED, REPLAYED = "granted", "replayed"
-
-
-@dataclass(slots=True)
-class _TargetCounts:
-    started: int = 0
-    outcomes: Counter[str] = field(default_factory=Counter)
-    faults: Counter[str] = field(default_factory=Counter)
-    wait: Counter[int] = field(default_factory=Counter)
-    service: Counter[int] = field(default_factory=Counter)
-    input_tokens: int = 0
-    output_tokens: int = 0
-    cost_usd: float = 0.0
-
-
-class CallCounter:
-    """Counts admissions and settles by target until they are taken."""
-
-    def __init__(self) -> None:
-        self._targets: defaultdict[str, _TargetCounts] = defaultdict(_TargetCounts)
-
-    def count_admission(self, target: str, code: str) -> None:
-        """Count a decision: `GRANTED`, or the code of its refusal; others are neither."""
-        if code == GRANTED:
-            self._targets[target].started += 1
-        elif code != REPLAYED:
-            self._targets[target].faults[code] += 1
-
-    def count_settle(self, target: str, item: Settle) -> None:
-        """Count how an attempt ended, with the times, tokens and cost that its worker reported."""
-        counts = self._targets[target]
-        counts.outcomes[item.outcome.value] += 1
-        if item.fault is not None:
-            counts.faults[item.fault.code] += 1
-        if item.queued_ms is not None and item.duration_ms is not None:
-            counts.wait[bucket_of(item.queued_ms)] += 1
-            counts.service[bucket_of(item.duration_ms)] += 1
-            counts.cost_usd += item.cost_usd or 0.0
-        if item.token_usage is not None:
-            counts.input_tokens += item.token_usage.input
-            counts.output_tokens += item.token_usage.output
-
-    def take(self) -> dict[str, CallCounts]:
-        """Return the counts since the last time, and begin again."""
-        taken, self._targets = self._targets, defaultdict(_TargetCounts)
-        names = CallCounts.model_fields
-        return {
-            target: CallCounts(**{name: getattr(counts, name) for name in names}) for target, counts in taken.items()
-        }
-
 
 #: A session that has charged this percentage of its limit counts as nearly spent.
 NEAR_LIMIT_PERCENT = 90
@@ -157,8 +106,8 @@ class MetadataMetrics(ServiceMetrics):
 
     def __init__(self) -> None:
         super().__init__("metadata")
-        #: What the events of the fleet say of calls.
-        self.call_counter = CallCounter()
+        #: What the service's card says of calls.
+        self.call_counter = CallCounter(time.monotonic())
         self._gauges = LedgerGauges()
         #: Returns what the quotas do at present.
         self.read_quotas: Callable[[], Iterable[QuotaState]] = tuple

@@ -6,19 +6,20 @@ import asyncio
 import contextlib
 import logging
 import math
+import time
 from collections.abc import AsyncIterator
 
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_fixed
 
 from quintain.bus.base import Bus, Consumer, Delivery, Handler
 from quintain.contracts.credentials import SessionToken, digest
-from quintain.contracts.fleet import ServiceCard
 from quintain.contracts.headers import PROTOCOL_VERSION
 from quintain.contracts.ledger import OpenChild, Register
 from quintain.contracts.message import CLIENT_QUEUE_PREFETCH, Message
+from quintain.contracts.service_card import ServiceCard
 from quintain.errors import BadRequest, BudgetUnavailable, BusError, Fault
-from quintain.fleet.announce import ServiceIdentity, announce
-from quintain.routes import ADMIT, OPEN_CHILD, REGISTER
+from quintain.fleet.beats import ServiceIdentity, send_beats
+from quintain.routes import ADMIT, METADATA_BEAT, OPEN_CHILD, REGISTER
 from quintain.rpc.groups import group_handler
 from quintain.rpc.server import log_defect, result_or_fault, send_reply
 from quintain.runtime.concurrency import cancel_and_wait, running_task, start_task
@@ -37,7 +38,7 @@ from quintain.topology import (
 from quintain_metadata import handlers
 from quintain_metadata.admission import AdmissionQueue
 from quintain_metadata.dead_letters import DeadLetterConsumer, poison_handler
-from quintain_metadata.events import FleetEvents
+from quintain_metadata.fleet import FleetStatus
 from quintain_metadata.handlers import MetadataRequestHandler
 from quintain_metadata.heartbeats import HEARTBEAT_PREFETCH, HeartbeatConsumer, OwnAdmitQueue
 from quintain_metadata.ledger import calls, leases, pruning, targets
@@ -86,16 +87,19 @@ class MetadataService:
         quotas = QuotaAdmission(self._ledger, owners=owners)
         self._admission_queue = AdmissionQueue(self._ledger, self._metrics, timings, quotas)
         self._metrics.read_quotas = quotas.own_states
-        self._request_handler = MetadataRequestHandler(bus, self._ledger, self._admission_queue, admin_sha256, timings)
+        self._fleet = FleetStatus(bus, self._ledger, self._identity.instance, quotas.states, timings)
+        self._request_handler = MetadataRequestHandler(
+            bus, self._ledger, self._admission_queue, self._fleet, admin_sha256, timings
+        )
         self._admits = AdmitConsumer(bus, self._ledger, self._admission_queue, owner_sender)
         self._settles = SettleConsumer(self._admission_queue, self._metrics, timings, owner_sender)
         self._heartbeats = HeartbeatConsumer(bus, self._ledger, timings, self._own_admits)
-        self._events = FleetEvents(bus, self._ledger, self._metrics.call_counter, self._identity.id)
         self._consumers: dict[str, Consumer] = {}
         self._start_window_seconds = start_window_seconds
         self._router: Router | None = None
         self._sweep_task: asyncio.Task[None] | None = None
         self._grant_task: asyncio.Task[None] | None = None
+        self._beat_task: asyncio.Task[None] | None = None
         self._fill_tasks: set[asyncio.Task[object]] = set()
         self._gauges_read_at = -math.inf
 
@@ -118,7 +122,10 @@ class MetadataService:
         names: list[str] = await when_reachable(self._ledger.transact, lambda _: targets.target_names())
         for target in names:
             await self._bus.declare(target_topology(target))
-        await self._own_admits.start(self._admits, prefetch=PREFETCH)
+        await self._own_admits.start(self._on_own_message, prefetch=PREFETCH)
+        # Before it consumes what others do: who consumes and is not heard is a stranger.
+        beats = send_beats(self._bus, self.card, self._timings, METADATA_BEAT)
+        self._beat_task = asyncio.get_running_loop().create_task(beats, name="heartbeats")
         dead_letters = DeadLetterConsumer(self._bus, self._ledger, self._timings)
         handlers: dict[Queue, Handler] = {
             METADATA_QUEUE: poison_handler(self._bus, self._request_handler),
@@ -137,11 +144,9 @@ class MetadataService:
         self._heartbeats.start_probes()
         self._ledger.listen_for_capacity(self._on_capacity)
         self._sweep_task = asyncio.get_running_loop().create_task(self._sweep_periodically(), name="sweep")
-        self._events.start()
 
     async def stop(self, grace_seconds: float = 10.0) -> None:
         """Stop consuming, wait up to ``grace_seconds`` for the handlers that run, and stop the sweep."""
-        await self._events.stop()
         for consumer in self._consumers.values():
             await consumer.cancel()
         if self._router is not None:
@@ -151,17 +156,18 @@ class MetadataService:
             *(consumer.drain(grace_seconds) for consumer in self._consumers.values()),
         )
         await self._heartbeats.stop()
-        await cancel_and_wait(self._sweep_task, self._grant_task)
+        await cancel_and_wait(self._sweep_task, self._grant_task, self._beat_task)
         await asyncio.gather(*self._fill_tasks)
         with contextlib.suppress(BudgetUnavailable):
             await self._admission_queue.quotas.stop()
 
     def card(self) -> ServiceCard:
-        """Return the card that the service announces to discovery; waiting admits count as in flight."""
+        """Return the card that the service sends in its heartbeats; waiting admits count as in flight."""
         return self._identity.card(
             in_flight=self._admission_queue.waiting_count,
             broker_reconnects=self._bus.reconnects,
             ledger=self._ledger.kind,
+            calls=self._metrics.call_counter.counts(time.monotonic()),
         )
 
     async def check(self) -> str | None:
@@ -177,6 +183,9 @@ class MetadataService:
         except TimeoutError:
             return f"the ledger does not answer within {LEDGER_CHECK_SECONDS:g} s"
         return None
+
+    async def _on_own_message(self, delivery: Delivery) -> None:
+        await (self._fleet.hear if FleetStatus.is_heartbeat(delivery) else self._admits)(delivery)
 
     async def _on_ledger_request(self, delivery: Delivery) -> None:
         if delivery.routing_key == ADMIT.key:
@@ -267,7 +276,7 @@ async def running_metadata(  # noqa: PLR0913 -- the service's own arguments
     )
     try:
         await service.start()
-        async with announce(bus, service.card), _retaining(ledger, retention_days):
+        async with _retaining(ledger, retention_days):
             yield service
     finally:
         await service.stop()

@@ -87,7 +87,8 @@ async def run_fleet(plan: FleetPlan) -> AsyncIterator[Fleet]:
         await stack.enter_async_context(_run_fleet_worker(plan, await open_named_bus("worker")))
         gateway_bus = await open_named_bus("gateway")
         address = BindAddress(port=plan.port, allowed_hosts=plan.allowed_hosts)
-        gateway_url = await stack.enter_async_context(run_gateway(gateway_bus, address, plan.limits or GatewayLimits()))
+        gateway = run_gateway(gateway_bus, address, plan.limits or GatewayLimits(), timings=plan.timings)
+        gateway_url = await stack.enter_async_context(gateway)
         yield Fleet(plan.broker_url, gateway_url, plan.admin_token, memory, gateway_bus)
     if memory is not None:
         memory.close()

@@ -20,10 +20,10 @@ from functools import partial
 
 from quintain.bus.base import Consumer, Delivery, earlier_deliveries
 from quintain.bus.failure_log import FailureLog
-from quintain.contracts.fleet import ServedTarget
 from quintain.contracts.group import INVOKE_GROUP_TYPE
 from quintain.contracts.headers import COPY_HEADER, DEADLINE_HEADER
 from quintain.contracts.ledger import TargetCard
+from quintain.contracts.service_card import ServedTarget
 from quintain.errors import BadRequest, BusError, Fault
 from quintain.rpc.groups import handle_each, refuse_broken, refuse_group, split_group_or_fault
 from quintain.rpc.server import integer_header
@@ -191,7 +191,7 @@ class TargetConsumer:
         return self._consumer.active
 
     def served_target(self, kind: str) -> ServedTarget:
-        """Describe this target for the worker's discovery card."""
+        """Describe this target for the worker's card."""
         return ServedTarget(
             name=self._name,
             kind=kind,

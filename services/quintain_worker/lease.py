@@ -2,8 +2,9 @@
 
 It registers again where the fingerprint of a target has changed, because a file of that target has.
 
-Heartbeats carry the pauses that providers asked for and the state of a drain. Their answers carry the targets
-that are paused for the fleet, the calls that were cancelled, and whether an administrator asked for a drain.
+Heartbeats carry the worker's card, the pauses that providers asked for and the state of a drain. Their answers carry
+the targets that are paused for the fleet, the calls that were cancelled, and whether an administrator asked for a
+drain.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Callable
 
 from quintain.bus.failure_log import FailureLog
 from quintain.contracts.ledger import DrainState, Heartbeat, LeaseRenewed, Register
+from quintain.contracts.service_card import ServiceCard
 from quintain.errors import BrokerUnavailable, BudgetUnavailable, BusError, Fault, NoAnswer
 from quintain.routes import HEARTBEAT, REGISTER
 from quintain.rpc.requests import RpcClient
@@ -32,7 +34,7 @@ class WorkerLease:
     """The lease of one worker process.
 
     ``read_registration`` gives the registration as the targets' files are now; it is called in a thread.
-    ``on_renewed`` is called with every answer to a registration or heartbeat.
+    ``on_renewed`` is called with every answer to a registration or heartbeat, and ``card`` for every heartbeat.
     """
 
     def __init__(
@@ -41,10 +43,11 @@ class WorkerLease:
         clock: Clock,
         read_registration: Callable[[], Register],
         on_renewed: Callable[[LeaseRenewed], None],
+        card: Callable[[], ServiceCard],
         timings: Timings,
     ) -> None:
         self._rpc_client, self._clock, self._timings = rpc_client, clock, timings
-        self._read_registration, self._on_renewed = read_registration, on_renewed
+        self._read_registration, self._on_renewed, self._card = read_registration, on_renewed, card
         self._registered = read_registration()
         self._is_known = True
         #: Whether the targets were registered, and, where that fails, why: in the words of the broker or the ledger.
@@ -107,7 +110,7 @@ class WorkerLease:
 
     async def _send_heartbeats(self) -> None:
         loop = asyncio.get_running_loop()
-        next_at = loop.time() + self._timings.heartbeat_seconds
+        next_at = loop.time()
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(next_at):
@@ -150,6 +153,7 @@ class WorkerLease:
             incarnation=self._registered.incarnation,
             pauses={target: math.ceil((until - now) * 1000) for target, until in reported_pauses.items()} or None,
             drain=self._drain,
+            card=self._card(),
         )
         renewed = await self._rpc_client.call_route(
             HEARTBEAT,

@@ -19,11 +19,11 @@ from quintain.config.loader import Config
 from quintain.config.prices import target_price
 from quintain.config.program_targets import ProgramTarget
 from quintain.config.targets import card_of
-from quintain.contracts.fleet import ServiceCard
 from quintain.contracts.headers import PROTOCOL_VERSION
 from quintain.contracts.ledger import CancelBroadcast, DrainState, LeaseRenewed, Register, TargetCard
+from quintain.contracts.service_card import ServiceCard
 from quintain.errors import Fault
-from quintain.fleet.announce import ServiceIdentity, announce
+from quintain.fleet.beats import ServiceIdentity
 from quintain.programs.agent_urls import AgentUrls
 from quintain.rpc.requests import RpcClient
 from quintain.runtime.concurrency import start_task
@@ -121,7 +121,7 @@ class Worker:
                 protocol=PROTOCOL_VERSION,
             )
 
-        self._lease = WorkerLease(self._rpc_client, clock, registration, self._on_renewed, timings)
+        self._lease = WorkerLease(self._rpc_client, clock, registration, self._on_renewed, self.card, timings)
         self._consumers = {
             card.name: TargetConsumer(
                 self._targets[card.name],
@@ -173,7 +173,7 @@ class Worker:
             await target.provider.close()
 
     def card(self) -> ServiceCard:
-        """Return the card that the worker announces to service discovery."""
+        """Return the card that the worker sends in its heartbeats."""
         cards = self._cards if self._lease.is_registered else ()
         served = [self._consumers[target_card.name].served_target(target_card.provider) for target_card in cards]
         lease_age_seconds = self._lease.age_seconds
@@ -329,8 +329,6 @@ async def run_worker(  # noqa: PLR0913 -- what starts a service takes what that 
         if agent_urls is not None and agent_gateway is not None:
             await stack.enter_async_context(agent_gateway(agent_urls))
         stack.push_async_callback(worker.stop, grace_seconds)
-        # Before it is registered: its card says why that takes long.
-        await stack.enter_async_context(announce(bus, worker.card))
         await worker.start()
         yield worker
 

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from quintain.contracts import fleet, hosting, ledger
-from quintain.contracts import fleet as discovery
 from quintain.contracts import session as admin
 from quintain.contracts import session as session_messages
+from quintain.contracts.fleet_figures import FleetFigures
 from quintain.contracts.invoke import InvokeRequest, Result
 from quintain.contracts.message import Message
-from quintain.topology import DISCOVERY, HOST, LEDGER, METADATA, PROBE, Exchange
+from quintain.contracts.service_card import ServiceCard
+from quintain.topology import HOST, LEDGER, METADATA, PROBE, Exchange
 from quintain.topology import INVOKE as INVOKE_EXCHANGE
 
 RequestT = TypeVar("RequestT", bound=Message)
@@ -52,18 +53,20 @@ RELEASE = Route("release", METADATA, "release", session_messages.ReleaseCalls, s
 CANCEL = Route("cancel", METADATA, "cancel", session_messages.CancelCalls, session_messages.CallsCancelled)
 LIST = Route("list", METADATA, "list", session_messages.ListSessions, session_messages.SessionList)
 SHOW = Route("show", METADATA, "show", session_messages.ShowSession, session_messages.Info)
-TARGETS = Route("targets", METADATA, "targets", discovery.ListTargets, discovery.TargetList)
+TARGETS = Route("targets", METADATA, "targets", fleet.ListTargets, fleet.TargetList)
 PAUSE = Route("pause", METADATA, "pause", admin.PauseTarget, admin.TargetPause)
 RESUME = Route("resume", METADATA, "resume", admin.ResumeTarget, admin.TargetPause)
 WORKERS = Route("workers", METADATA, "workers", admin.ListWorkers, admin.WorkerList)
 DRAIN = Route("drain", METADATA, "drain", admin.DrainWorker, admin.WorkerList)
-FLEET = Route("fleet", METADATA, "fleet", fleet.GetFleet, fleet.FleetState)
+FLEET = Route("fleet", METADATA, "fleet", fleet.GetFleet, FleetFigures)
 QUOTAS = Route("quotas", METADATA, "quotas", fleet.ListQuotas, fleet.QuotaList)
 SET_QUOTA = Route("set_quota", METADATA, "set_quota", fleet.SetQuota, fleet.QuotaSettings)
 SET_USER = Route("set_user", METADATA, "set_user", fleet.SetUser, fleet.UserRights)
 
-#: Broadcast to all services; each replies with its service card.
-DISCOVER = Route("discover", DISCOVERY, "discover", discovery.Discover, discovery.ServiceCard)
+#: The heartbeats of gateways and hosts, and those of metadata services: every metadata service reads them, and they
+#: have no reply. Workers send their cards with the heartbeats of their leases.
+BEAT = Route("beat", METADATA, "beat", ServiceCard, Message)
+METADATA_BEAT = Route("metadata_beat", PROBE, "beat", ServiceCard, Message)
 
 REGISTER = Route("register", LEDGER, "register", ledger.Register, ledger.LeaseRenewed, names_user=True)
 HEARTBEAT = Route("heartbeat", LEDGER, "heartbeat", ledger.Heartbeat, ledger.LeaseRenewed, names_user=True)

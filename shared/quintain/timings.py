@@ -32,8 +32,10 @@ class Timings:
 
     #: How long a worker's lease lasts without a renewal; after that other workers take over its calls.
     lease_seconds: float = 15.0
-    #: How often a worker renews its lease.
-    heartbeat_seconds: float = 3.0
+    #: How often a worker renews its lease, and each other service sends its heartbeat.
+    heartbeat_seconds: float = 2.0
+    #: After how long without a heartbeat a service is shown as silent.
+    silent_seconds: float = 5.0
     #: How often a worker looks whether files of its targets have changed; it registers again then.
     file_check_seconds: float = 1.0
     #: Timeout of a registration, before the worker registers again.
@@ -90,6 +92,8 @@ class Timings:
                 f"A lease of {self.lease_seconds:g} s is shorter than {RENEWALS_PER_LEASE} heartbeats of "
                 f"{self.heartbeat_seconds:g} s"
             )
+        if self.silent_seconds <= 2 * self.heartbeat_seconds:
+            raise ConfigError("silent_seconds must be more than two heartbeats")
         if self.ledger_silence_seconds <= self.admit_repeat_seconds:
             raise ConfigError("ledger_silence_seconds must be more than admit_repeat_seconds")
         if self.host_lost_seconds <= 2 * self.host_heartbeat_seconds:

@@ -117,9 +117,6 @@ REPLY = Exchange("quintain.reply", "direct")
 CANCEL = Exchange("quintain.cancel", "fanout")
 HOST = Exchange("quintain.host", "direct")
 DEAD = Exchange("quintain.dead", "fanout")
-DISCOVERY = Exchange("quintain.discovery", "fanout")
-#: What happens in the fleet: transient, and nothing waits for it.
-EVENTS = Exchange("quintain.events", "topic")
 POISON = Exchange("quintain.poison", "fanout")
 
 UNROUTED_QUEUE = Queue("quintain.metadata.unrouted", "quorum")
@@ -186,13 +183,19 @@ def target_of_key(key: str) -> str:
     return key.partition("/")[0]
 
 
+#: The routing keys of the heartbeats of all services, which each metadata service reads.
+HEARTBEAT_KEYS: Final = ((LEDGER, "heartbeat"), (METADATA, "beat"), (PROBE, "beat"))
+
+
 def admit_topology(random: str) -> Topology:
     """Return the topology of one metadata service's own queue, which ends with its connection.
 
-    Workers send admits to it, and other metadata services what concerns its quotas, both with the same key.
+    Workers send admits to it, and other metadata services what concerns its quotas, both with the same key. A copy of
+    each heartbeat of all services comes too.
     """
     queue, key = Queue(f"{ADMIT_QUEUE.name}.{random}", "classic", exclusive=True), f"admit.{random}"
-    return Topology((), (queue,), (Binding(LEDGER, queue, key), Binding(PROBE, queue, key)))
+    keys = (LEDGER, key), (PROBE, key), *HEARTBEAT_KEYS
+    return Topology((), (queue,), tuple(Binding(exchange, queue, each) for exchange, each in keys))
 
 
 def reply_topology(queue_name: str, key: str) -> Topology:
@@ -211,22 +214,6 @@ def cancel_topology(random: str) -> Topology:
     """Return the topology of one worker's queue for cancellations, which survives a reconnect."""
     queue = Queue(f"quintain.cancel.{random}", "classic", expires_ms=MINUTE_MS)
     return Topology((), (queue,), (Binding(CANCEL, queue),))
-
-
-def discovery_topology(random: str) -> Topology:
-    """Return the topology of one process's queue for discovery requests, which expire quickly."""
-    queue = Queue(f"quintain.discovery.{random}", "classic", message_ttl_ms=10 * SECOND_MS, expires_ms=MINUTE_MS)
-    return Topology((), (queue,), (Binding(DISCOVERY, queue),))
-
-
-#: The routing key of the events that say what changed in the whole fleet.
-FLEET_KEY = "fleet"
-
-
-def events_topology(random: str) -> Topology:
-    """Return the topology of a queue for what changes in the fleet, which ends with its connection."""
-    queue = Queue(f"quintain.events.{random}", "classic", message_ttl_ms=10 * SECOND_MS, exclusive=True)
-    return Topology((), (queue,), (Binding(EVENTS, queue, FLEET_KEY),))
 
 
 def host_topology(target: str) -> Topology:
@@ -249,10 +236,7 @@ OPERATION_KEYS = (
 
 #: The topology that the metadata service needs.
 METADATA_TOPOLOGY = Topology(
-    (
-        *(UNROUTED, INVOKE, CONVERSATION, BACKLOG, METADATA, LEDGER, PROBE, REPLY, CANCEL, DEAD, POISON, HOST),
-        *(DISCOVERY, EVENTS),
-    ),
+    (UNROUTED, INVOKE, CONVERSATION, BACKLOG, METADATA, LEDGER, PROBE, REPLY, CANCEL, DEAD, POISON, HOST),
     (UNROUTED_QUEUE, METADATA_QUEUE, ADMIT_QUEUE, HEARTBEAT_QUEUE, SETTLE_QUEUE, DEAD_QUEUE, POISON_QUEUE),
     (
         Binding(UNROUTED, UNROUTED_QUEUE),

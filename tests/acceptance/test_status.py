@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import fcntl
 import os
@@ -10,13 +11,16 @@ import signal
 import struct
 import subprocess
 import termios
-from collections.abc import Iterator
+import time
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pika
 import pytest
 
-from support.command_line import CommandLine, command_line, quintain_command, ready
+import quintain
+from quintain.client.client import connect_admin
+from support.command_line import CommandLine, CommandResult, command_line, quintain_command, ready
 from support.process_fleet import ADMIN_TOKEN, fleet_shell, process_fleet
 from support.servers.rabbitmq import RABBITMQ
 from support.servers.rabbitmq_admin import BrokerAdmin, BrokerUnderTest
@@ -29,6 +33,15 @@ def shell(broker_url: str) -> Iterator[CommandLine]:
     """A shell before a broker with no service on it."""
     with fleet_shell(broker_url, CONFIG, targets=["echo"]) as shell:
         yield shell
+
+
+def status_once(shell: CommandLine, words: str, *, seconds: float = 40) -> CommandResult:
+    """What `status` says once it says these words."""
+    ends = time.monotonic() + seconds
+    while not re.search(words, (told := shell.run("status", "--wait", "0.2", code=None)).stdout + told.stderr):
+        assert time.monotonic() < ends, told
+        time.sleep(0.2)
+    return told
 
 
 def test_it_shows_who_is_there_and_exits_1_where_somebody_is_missing(shell: CommandLine) -> None:
@@ -51,27 +64,30 @@ def test_it_shows_who_is_there_and_exits_1_where_somebody_is_missing(shell: Comm
     assert shell.run("status", "--watch", "--json").json["exitCode"] == 0
     # A worker that is gone leaves a target that is known, and served by nobody.
     worker.kill()
-    gone = shell.run("status", "--wait", "0.5", code=1)
+    gone = status_once(shell, "does not answer|lost")
+    assert gone.code == 1
     assert re.search(r"^echo \(mock\) +no worker ", gone.stdout, re.MULTILINE)
     assert "No worker that answers serves echo" in gone.stderr
     assert "quintain serve worker" in gone.stderr
-    # Without the admin token nobody can say which targets should be there.
-    blind = shell.run("status", "--wait", "0.5", code=1, env={"QUINTAIN_ADMIN_TOKEN": ""})
+    # Only the administrator may ask.
+    blind = shell.run("status", code=2, env={"QUINTAIN_ADMIN_TOKEN": ""})
     assert "QUINTAIN_ADMIN_TOKEN" in blind.stderr
-    assert "No worker answers" in blind.stderr
+    wrong = shell.run("status", code=1, env={"QUINTAIN_ADMIN_TOKEN": "another admin token"})
+    assert "refuses QUINTAIN_ADMIN_TOKEN" in wrong.stderr
 
 
 def test_a_consumer_that_does_not_answer_is_a_problem(shell: CommandLine, broker_url: str) -> None:
     (metadata, *workers) = (shell.start("serve", name) for name in ("metadata", "worker", "worker"))
     for service in (metadata, *workers):
         service.wait_for(ready)
-    assert "3 services answer" in shell.run("status").stderr
+    assert "3 services answer" in status_once(shell, "3 services answer").stderr
     os.kill(workers[0].pid, signal.SIGSTOP)
     try:
-        stopped = shell.run("status", code=1).stderr
+        stopped = status_once(shell, "has 2 consumers").stderr
     finally:
         os.kill(workers[0].pid, signal.SIGCONT)
     assert "target echo has 2 consumers, and 1 of its workers answer" in stopped
+    status_once(shell, "3 services answer")
     with pika.BlockingConnection(pika.URLParameters(broker_url)) as connection:
         connection.channel().basic_consume("quintain.target.echo", lambda *_: None)
         foreign: Any = shell.run("doctor", "--json", code=1).json["lines"]
@@ -104,11 +120,9 @@ def test_on_a_terminal_the_tables_are_drawn_again_until_ctrl_c(shell: CommandLin
 
 @pytest.fixture
 def restricted_shell(breakable_broker: BrokerUnderTest, broker_admin: BrokerAdmin) -> Iterator[CommandLine]:
-    """A shell before a broker whose user may do everything but be found, or ask who is there."""
+    """A shell before a broker whose user may do everything but write what metadata services send each other."""
     broker_admin.rabbitmqctl("add_user", "unseen", "unseen")
-    broker_admin.rabbitmqctl(
-        "set_permissions", "unseen", r"^(?!quintain\.discovery\.)", r"^(?!quintain\.discovery)", ".*"
-    )
+    broker_admin.rabbitmqctl("set_permissions", "unseen", ".*", r"^(?!quintain\.probe)", ".*")
     env = {
         "QUINTAIN_BROKER_URL": f"amqp://unseen:unseen@{RABBITMQ.address(breakable_broker.url)}/",
         "QUINTAIN_ADMIN_TOKEN": ADMIN_TOKEN,
@@ -121,15 +135,16 @@ def restricted_shell(breakable_broker: BrokerUnderTest, broker_admin: BrokerAdmi
     broker_admin.rabbitmqctl("delete_user", "unseen")
 
 
-def test_a_service_that_may_not_be_found_serves_all_the_same(restricted_shell: CommandLine) -> None:
+def test_a_service_that_may_send_no_heartbeat_serves_all_the_same(restricted_shell: CommandLine) -> None:
     metadata, worker = (restricted_shell.start("serve", name) for name in ("metadata", "worker"))
     for service in (worker, metadata):
         service.wait_for(ready)
-        service.wait_for(lambda one: "`quintain status` does not show this service" in one.stderr)
+    metadata.wait_for(lambda one: "`quintain status` does not show this service" in one.stderr)
     token = str(restricted_shell.run("session", "open", "--json").json["token"])
     assert restricted_shell.run("invoke", "hi", env={"QUINTAIN_SESSION_TOKEN": token}).stdout == "hi\n"
-    refused = restricted_shell.run("status", "--json", code=2)
-    assert refused.json["code"] == "broker_refused"
+    told: Any = restricted_shell.run("status", "--json").json
+    # It hears itself as little as others do: so it says of nobody that he is silent.
+    assert ([one["condition"] for one in told["workers"]], told["services"]) == (["live"], [])
 
 
 @pytest.mark.parametrize(
@@ -144,3 +159,57 @@ def test_a_service_that_may_not_be_found_serves_all_the_same(restricted_shell: C
 def test_it_says_where_it_cannot_ask(tmp_path_factory: pytest.TempPathFactory, env: dict[str, str], says: str) -> None:
     with command_line(tmp_path_factory.mktemp("shell"), {}) as shell:
         assert says in shell.run("status", code=2, env=env).stderr
+
+
+async def test_a_killed_and_a_stopped_worker_are_silent_after_5_s_and_one_under_load_is_not(broker_url: str) -> None:
+    config = "targets: {echo: {provider: mock, max_concurrency: 16}}\n"
+    with process_fleet(broker_url, config, targets=["echo"]) as fleet:
+        _, killed, stopped, busy = await asyncio.to_thread(
+            fleet.start_services, "metadata", "worker", "worker", "worker"
+        )
+        session = await asyncio.to_thread(fleet.open_session, "echo", 1_000_000)
+        async with (
+            connect_admin(broker_url, ADMIN_TOKEN) as admin,
+            quintain.connect(broker_url, session.token) as client,
+        ):
+
+            async def conditions() -> dict[int, str]:
+                workers = (await admin.fleet()).workers
+                return {int(worker.worker_id.rpartition("-")[2]): worker.condition.value for worker in workers}
+
+            async def call() -> None:
+                while True:
+                    await client.invoke("hi")
+
+            async with asyncio.timeout(60):
+                while await conditions() != dict.fromkeys((killed.pid, stopped.pid, busy.pid), "live"):
+                    await asyncio.sleep(0.1)
+            killed.kill()
+            os.kill(stopped.pid, signal.SIGSTOP)
+            began, silent_after = time.monotonic(), dict[int, float]()
+            calls = [asyncio.create_task(call()) for _ in range(16)]
+            try:
+                while (seconds := time.monotonic() - began) < 12:
+                    found = await conditions()
+                    assert found[busy.pid] == "live", f"silent under load after {seconds:.1f} s"
+                    for one in (killed, stopped):
+                        if found[one.pid] != "live":
+                            silent_after.setdefault(one.pid, seconds)
+                    await asyncio.sleep(0.25)
+            finally:
+                os.kill(stopped.pid, signal.SIGCONT)
+                for one in calls:
+                    one.cancel()
+                await asyncio.gather(*calls, return_exceptions=True)
+            assert silent_after.keys() == {killed.pid, stopped.pid}
+            # Their last heartbeats were sent up to 2 s before, and an answer is half a second old at most.
+            assert all(2.5 < seconds < 7 for seconds in silent_after.values()), silent_after
+            assert await conditions_after(conditions, stopped.pid, "live")
+
+
+async def conditions_after(conditions: Callable[[], Awaitable[dict[int, str]]], pid: int, condition: str) -> bool:
+    """Whether a worker that goes on is told of as such."""
+    async with asyncio.timeout(30):
+        while (await conditions()).get(pid) != condition:
+            await asyncio.sleep(0.1)
+    return True

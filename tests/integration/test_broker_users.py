@@ -33,8 +33,6 @@ from quintain.topology import (
     admit_topology,
     cancel_topology,
     conversation_topology,
-    discovery_topology,
-    events_topology,
     host_topology,
     lease_topology,
     reply_topology,
@@ -71,7 +69,7 @@ WRITERS = {
     "quintain.conversation": {"gateway", "evaluator", "operator"},
     "quintain.backlog": {"worker"},
     "quintain.unrouted": {"metadata"},
-    "quintain.metadata": {"metadata", "gateway", "evaluator", "operator", "worker", "controller"},
+    "quintain.metadata": {"metadata", "gateway", "evaluator", "operator", "worker", "controller", "host"},
     "quintain.ledger": {"worker"},
     "quintain.probe": {"metadata"},
     "quintain.reply": {"metadata", "worker", "host", "gateway"},
@@ -79,8 +77,6 @@ WRITERS = {
     "quintain.dead": {"metadata"},
     "quintain.poison": {"metadata", "operator"},
     "quintain.host": {"worker", "controller"},
-    "quintain.discovery": {"gateway", "operator"},
-    "quintain.events": {"metadata"},
 }
 
 #: Who may consume a queue; of what is one client's own, whose names begin with its user's, that user alone.
@@ -99,8 +95,6 @@ READERS = {
     "quintain.lease.x": {"host"},
     "quintain.cancel.x": {"worker"},
     "quintain.conversation.echo/x": {"worker"},
-    "quintain.discovery.x": {"metadata", "worker", "gateway", "host"},
-    "quintain.events.x": {"gateway", "operator"},
     **{f"quintain.reply.{user}.x": {user} for user in USERS},
 }
 
@@ -131,16 +125,12 @@ async def _declare(users: BrokerUsers) -> None:
     own_admits = admit_topology("x")
     # Not exclusive: the queue must outlive the connection that declares it here.
     admit_queue = dataclasses.replace(own_admits.queues[0], exclusive=False)
-    admit_binding = dataclasses.replace(own_admits.bindings[0], queue=admit_queue)
-    heard = events_topology("x")
-    event_queue = dataclasses.replace(heard.queues[0], exclusive=False)
-    event_binding = dataclasses.replace(heard.bindings[0], queue=event_queue)
+    admit_bindings = tuple(dataclasses.replace(one, queue=admit_queue) for one in own_admits.bindings)
     owned = {
-        "metadata": METADATA_TOPOLOGY + target_topology("echo") + Topology((), (admit_queue,), (admit_binding,)),
+        "metadata": METADATA_TOPOLOGY + target_topology("echo") + Topology((), (admit_queue,), admit_bindings),
         "operator": POISON_TOPOLOGY,
         "host": host_topology("desk") + lease_topology("x"),
-        "gateway": Topology((), (event_queue,), (event_binding,)),
-        "worker": cancel_topology("x") + conversation_topology("echo", "x") + discovery_topology("x"),
+        "worker": cancel_topology("x") + conversation_topology("echo", "x"),
     }
     for user, topology in owned.items():
         async with open_user_bus(users, user) as bus:
@@ -273,8 +263,12 @@ async def test_every_service_works_as_its_own_user(
         assert said == ["Thank you for asking: Good morning."]
         async with open_user_bus(empty_vhost_users, "operator") as bus:
             assert await PoisonQueue(bus).list() == []
-            figures = await look_at_fleet(bus, ADMIN_TOKEN, wait_seconds=1, timeout_seconds=10)
-        assert (figures.problems, figures.notes) == ([], [])
+        figures = await look_at_fleet(
+            empty_vhost_users.url("operator"), "status", ADMIN_TOKEN, wait_seconds=1, timeout_seconds=10
+        )
+        assert figures.problems == []
+        assert [one.service for one in figures.services] == ["gateway", "host", "metadata"]
+        assert [one.condition for one in figures.workers] == ["live"]
         looked_for_by_services = set(looked_for)
         settings = read_settings({"QUINTAIN_ADMIN_TOKEN": ADMIN_TOKEN, "QUINTAIN_STATE_DIR": str(tmp_path)})
         report = await run_checks(settings, empty_vhost_users.url("operator"), timeout_seconds=10)

@@ -7,10 +7,10 @@ import dataclasses
 from quintain.settings import TEST_LEASE_VARIABLE
 from quintain.timings import DEFAULT_TIMINGS, Timings
 
-#: For services in the test's own process: a lease of 0.5 s, renewed every 0.1 s.
+#: For services in the test's own process: a lease of 0.5 s, renewed every 0.07 s.
 QUICK = DEFAULT_TIMINGS.scaled(0.5 / DEFAULT_TIMINGS.lease_seconds)
 
-#: For workers and metadata services that are real processes: a lease of 3 s, renewed every 0.6 s, so that no living
+#: For workers and metadata services that are real processes: a lease of 3 s, renewed every 0.4 s, so that no living
 #: process is taken for dead on a busy machine.
 PROCESS_LEASE_SECONDS = 3.0
 

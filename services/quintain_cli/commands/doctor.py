@@ -14,9 +14,9 @@ import typer
 from pydantic import Field
 
 from quintain.bus.rabbit_declarations import DeclarationStatus, inspect_broker
+from quintain.contracts.fleet_figures import FleetFigures
 from quintain.contracts.message import MAX_BODY_BYTES, Message
 from quintain.errors import BrokerRefused, BudgetUnavailable, BusError, ConfigError
-from quintain.fleet.fleet_figures import FleetFigures
 from quintain.fleet.tables import provider_trouble
 from quintain.settings import Settings, environment, read_settings, secret_file_paths, without_password
 from quintain.topology import METADATA_TOPOLOGY, SETTLE_QUEUE, Exchange, Queue, target_topology
@@ -33,10 +33,10 @@ from quintain_cli.broker_checks import (
     management_checks,
 )
 from quintain_cli.broker_management import Management, open_management
-from quintain_cli.commands.status import look_at_fleet_at
+from quintain_cli.commands.status import look_at_fleet
 from quintain_cli.console import EXIT_ERRORS, EXIT_OK, AsJson, print_result, print_stderr, print_table, run_command
 from quintain_cli.role_checks import check_running_roles
-from quintain_cli.running_fleet import fleet_broker_url, has_stored_ledger, ledger_url
+from quintain_cli.running_fleet import fleet_broker_url, has_stored_ledger, ledger_url, require_admin_token
 from quintain_metadata.ledger.targets import target_names
 from quintain_metadata.store.base import redacted_url as shown_ledger
 from quintain_metadata.store.opening import DatabaseServer, open_snapshot
@@ -213,11 +213,15 @@ async def _fleet_checks(
         fix = "start `quintain serve metadata` and `quintain serve worker`"
         says = "not asked: no metadata service has declared its queues"
         return [DoctorCheck(what="services", verdict="note", says=says, mend=fix)]
+    try:
+        token = require_admin_token(settings)
+    except ConfigError as error:
+        return [DoctorCheck(what="services", verdict="note", says="not asked", mend=error.message)]
     wait_seconds = min(1.0, timeout_seconds)
     try:
         async with asyncio.timeout(timeout_seconds + 3 * wait_seconds):
-            figures = await look_at_fleet_at(
-                url, "doctor", settings.admin_token, wait_seconds=wait_seconds, timeout_seconds=timeout_seconds
+            figures = await look_at_fleet(
+                url, "doctor", token, wait_seconds=wait_seconds, timeout_seconds=timeout_seconds
             )
     except TimeoutError:
         return [_unanswered("services", timeout_seconds)]
@@ -229,9 +233,7 @@ async def _fleet_checks(
 
 def check_services(figures: FleetFigures) -> Iterator[DoctorCheck]:
     """Check the services and targets of a fleet."""
-    told: tuple[tuple[CheckVerdict, Sequence[str]], ...] = (
-        *(("fail", figures.problems), ("warn", figures.warnings), ("note", figures.notes)),
-    )
+    told: tuple[tuple[CheckVerdict, Sequence[str]], ...] = (*(("fail", figures.problems), ("warn", figures.warnings)),)
     troubles = {"; ".join(trouble): trouble for quota in figures.quotas if (trouble := provider_trouble(quota))}
     for verdict, texts in told:
         for text in texts:

@@ -9,10 +9,10 @@ import typer
 from pydantic import ValidationError
 
 from quintain.contracts.fleet import QuotaList, QuotaSettings, QuotaState, SetQuota
+from quintain.contracts.fleet_figures import QuotaStatus
 from quintain.contracts.message import describe_validation_error
 from quintain.contracts.quota import MAX_IN_FLIGHT
 from quintain.errors import ConfigError
-from quintain.fleet.fleet_figures import QuotaStatus
 from quintain.fleet.tables import NOTHING, quota_table
 from quintain_cli.console import (
     AsJson,

@@ -109,7 +109,9 @@ async def _run_gateway(address: BindAddress, limits: GatewayLimits, ops_options:
         handle_stop_signals() as stop,
         open_ops_endpoints(metrics, ops_options.address(settings)) as endpoints,
         connect_when_available(settings, "gateway", endpoints.set_not_ready) as bus,
-        run_gateway(bus, address, limits, metrics=metrics, ops_endpoints=endpoints) as gateway_url,
+        run_gateway(
+            bus, address, limits, metrics=metrics, ops_endpoints=endpoints, timings=settings.timings
+        ) as gateway_url,
     ):
         exempt_existing_objects()
         print_ready("gateway", {"url": gateway_url, "broker": without_password(url)}, as_json=as_json)

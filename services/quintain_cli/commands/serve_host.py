@@ -20,10 +20,10 @@ from quintain.agents.recognition import SENDS_NOTHING
 from quintain.client.http_transport import check_gateway_url
 from quintain.config.fingerprint import module_digests, unseen_warnings
 from quintain.contracts.credentials import mask_secrets
-from quintain.contracts.fleet import ServiceCard
+from quintain.contracts.service_card import ServiceCard
 from quintain.contracts.values import TARGET_NAME_PATTERN
 from quintain.errors import ConfigError
-from quintain.fleet.announce import ServiceIdentity, announce
+from quintain.fleet.beats import ServiceIdentity
 from quintain.observe.health import OpsEndpoints
 from quintain.programs.agent_gateway import forward_agent_urls
 from quintain.programs.agent_urls import NO_GATEWAY, AgentUrl, AgentUrls
@@ -299,7 +299,7 @@ async def _serve_in_threads(host_options: HostOptions, factory: InstanceFactory,
         context.metrics.set_counters(host.counters)
         await host.start()
         try:
-            async with announce(bus, host.card), report_ready(context.endpoints, bus, host.check, host.card):
+            async with report_ready(context.endpoints, bus, host.check, host.card):
                 context.report_ready({"hostId": host.host_id})
                 await context.stop.wait()
         finally:
@@ -383,8 +383,7 @@ async def _serve_slot(
         ipc_writer.send(READY)
         must_end = asyncio.create_task(host.must_end.wait())
         try:
-            async with announce(bus, host.card):
-                await asyncio.wait([*ends, must_end], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([*ends, must_end], return_when=asyncio.FIRST_COMPLETED)
         finally:
             must_end.cancel()
             await host.stop(0 if host.must_end.is_set() else host_options.grace_seconds)

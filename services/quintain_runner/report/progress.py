@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 
-from quintain.contracts.fleet import bucket_of
+from quintain.contracts.fleet_figures import Percentiles, percentiles
+from quintain.contracts.service_card import bucket_of
 from quintain.contracts.session import CostUsage, is_at
 from quintain.errors import Overloaded, QuintainError, Throttled
-from quintain.fleet.fleet_figures import Percentiles, percentiles
 from quintain_runner.plan.trials import Trial
 from quintain_runner.results.bill import Bill, dollars, is_priced, money_text
 from quintain_runner.results.counts import CallsLeft, NeededCalls, ResumeState, RowTally

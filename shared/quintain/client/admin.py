@@ -10,7 +10,6 @@ from quintain.client.transport import OPERATION_TIMEOUT_SECONDS, Transport
 from quintain.contracts import session as admin
 from quintain.contracts import session as session_messages
 from quintain.contracts.fleet import (
-    FleetState,
     GetFleet,
     ListQuotas,
     ListTargets,
@@ -21,6 +20,7 @@ from quintain.contracts.fleet import (
     TargetList,
     UserRights,
 )
+from quintain.contracts.fleet_figures import FleetFigures
 from quintain.contracts.message import describe_validation_error
 from quintain.errors import BadRequest
 from quintain.routes import (
@@ -104,8 +104,8 @@ class Admin:
         """Ask all live processes with this worker id to drain. Raises `BadRequest` if none of them can drain."""
         return await self._call(DRAIN, admin.DrainWorker(worker_id=worker_id))
 
-    async def fleet(self) -> FleetState:
-        """Return every target, the live workers and the newest open sessions, as they are in the ledger."""
+    async def fleet(self) -> FleetFigures:
+        """Return every target, worker, quota and service, and the newest open sessions, with their figures."""
         return await self._call(FLEET, GetFleet())
 
     async def quotas(self) -> QuotaList:

@@ -22,6 +22,7 @@ from quintain.contracts.invoke import FaultReply, Result, TokenUsage
 from quintain.contracts.message import Message
 from quintain.contracts.money import CostTerms, MaxCostUsd, Picodollars
 from quintain.contracts.quota import QuotaCard, TryReport
+from quintain.contracts.service_card import ServiceCard
 from quintain.contracts.values import MAX_DEADLINE_SECONDS, Id, Number, RequestId, TargetName, Text, Whole
 
 #: Upper bound of a target's ``max_concurrency``.
@@ -123,13 +124,14 @@ class Heartbeat(Message):
     """Renew the worker's lease.
 
     ``pauses`` are targets whose provider asked for a pause, with its duration in milliseconds from now. ``drain`` is
-    the worker's progress with draining.
+    the worker's progress with draining. ``card`` says who it is, for `quintain status`.
     """
 
     worker_id: Id
     incarnation: Id
     pauses: dict[TargetName, Annotated[int, Field(ge=0)]] | None = None
     drain: DrainState | None = None
+    card: ServiceCard | None = None
 
 
 class HeartbeatProbe(Message):

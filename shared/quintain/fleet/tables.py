@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, Generic, NamedTuple, TypeVar
 
-from quintain.contracts.money import dollars_text, picodollars
-from quintain.contracts.quota import FailureCause
-from quintain.fleet.fleet_figures import (
+from quintain.contracts.fleet_figures import (
     BudgetFigures,
     FleetFigures,
     Percentiles,
@@ -21,6 +19,8 @@ from quintain.fleet.fleet_figures import (
     WorkerCondition,
     WorkerFigures,
 )
+from quintain.contracts.money import dollars_text, picodollars
+from quintain.contracts.quota import FailureCause
 
 RowT = TypeVar("RowT")
 

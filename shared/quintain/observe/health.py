@@ -18,8 +18,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, Router
 
-from quintain.contracts.fleet import ServiceCard
 from quintain.contracts.message import Message
+from quintain.contracts.service_card import ServiceCard
 from quintain.observe.metrics import BrokerState, ServiceMetrics
 from quintain.runtime.http_server import LOOPBACK, open_listener, serve_uvicorn, url_of
 

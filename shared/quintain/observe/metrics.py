@@ -20,7 +20,7 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from quintain.contracts.fleet import ServiceCard
+from quintain.contracts.service_card import ServiceCard
 
 #: Upper bounds in seconds: a call takes from milliseconds to minutes.
 CALL_DURATION_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)

@@ -12,7 +12,7 @@ import secrets
 from collections.abc import AsyncIterator, Callable
 
 from quintain.bus.base import Bus, Consumer, Delivery, Envelope
-from quintain.contracts.fleet import ServiceCard
+from quintain.contracts.service_card import ServiceCard
 from quintain.errors import BusError, Unroutable
 from quintain.observe.health import CHECK_TIMEOUT_SECONDS, HealthCheck, OpsEndpoints, combine_checks
 from quintain.rpc.server import delete_queues

@@ -70,7 +70,10 @@ class Api:
         self.bindings = [
             *(binding("quintain.invoke", "quintain.target.echo", "echo"), binding("", "anybodys", "anybodys")),
             *(binding("quintain.metadata", "quintain.metadata", "info"), binding("other", "anybodys", "")),
-            *(binding("quintain.host", "quintain.lease.x", "lease/x"), binding("quintain.events", "anybodys", "fleet")),
+            *(
+                binding("quintain.host", "quintain.lease.x", "lease/x"),
+                binding("quintain.metadata", "quintain.ledger.admit.x", "beat"),
+            ),
         ]
         self.connections: list[dict[str, Any]] = [connection("worker-a", "worker"), connection("root", "status")]
         self.skew_seconds = 0.0

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from quintain.contracts.fleet import QuotaCut, QuotaList, QuotaState
+from quintain.contracts.fleet_figures import FleetFigures, QuotaCondition, QuotaStatus
 from quintain.contracts.quota import FailureCause, TryFailure
-from quintain.fleet.fleet_figures import FleetFigures, QuotaCondition, QuotaStatus
-from quintain.fleet.model import FleetModel
 from quintain.fleet.tables import fleet_tables, quota_table
 from quintain_cli.commands.doctor import check_services
+from quintain_metadata.fleet_model import FleetModel, FleetRows
 
 NOW_MS = 1_700_000_000_400
 
@@ -20,10 +20,9 @@ def quota(**fields: object) -> QuotaState:
 
 
 def figures_of(*states: QuotaState) -> FleetFigures:
-    """The figures of a model that was told these."""
-    model = FleetModel(0.0)
-    model.on_quotas(QuotaList(quotas=list(states), now=NOW_MS))
-    return model.figures(0.0)
+    """The figures of a fleet with these quotas, and nothing else."""
+    rows = FleetRows(targets=[], workers=[], lost=[], budgets=[], now=NOW_MS)
+    return FleetModel("m").figures(rows, QuotaList(quotas=list(states), now=NOW_MS), {}, 0.0)
 
 
 @pytest.mark.parametrize(

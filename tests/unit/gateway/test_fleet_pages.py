@@ -7,24 +7,19 @@ import contextlib
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import cast
 
 import httpx2
 import pytest
-from starlette.requests import Request
-from starlette.responses import StreamingResponse
 
-from quintain.fleet import watch
-from quintain.fleet.fleet_figures import FleetFigures, TargetCondition, TargetFigures, WorkerCondition, WorkerFigures
-from quintain_gateway.fleet_page import TARGETS_PER_PAGE, FleetAccess, FleetEndpoints, FleetFilter, render_fleet
+from quintain.contracts.fleet_figures import FleetFigures, TargetCondition, TargetFigures
+from quintain_gateway.fleet_page import TARGETS_PER_PAGE, FleetFilter, render_fleet
 from support.memory_fleet import ADMIN_TOKEN, MemoryFleet, memory_fleet
 
 CONFIG = "targets: {echo: {provider: mock}, lame: {provider: mock, fail_rate: 1, max_tries: 1}}\n"
 
 
 @pytest.fixture
-async def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[MemoryFleet]:
-    monkeypatch.setattr(watch, "STATE_SECONDS", 1.0)  # how often the ledger is asked
+async def fleet(tmp_path: Path) -> AsyncIterator[MemoryFleet]:
     async with memory_fleet(tmp_path, CONFIG) as fleet:
         yield fleet
 
@@ -55,7 +50,7 @@ async def figures_when(client: httpx2.AsyncClient, is_met: str) -> FleetFigures:
 async def test_only_the_admin_token_opens_the_page(fleet: MemoryFleet) -> None:
     session = await fleet.open_session("echo", 5)
     async with browser(fleet) as client:
-        for path in ("/fleet", "/fleet/events", "/fleet/figures"):
+        for path in ("/fleet", "/fleet/figures"):
             answer = await client.get(path)
             assert answer.status_code == 401, path
             assert "echo" not in answer.text
@@ -75,6 +70,8 @@ async def test_only_the_admin_token_opens_the_page(fleet: MemoryFleet) -> None:
         assert ADMIN_TOKEN not in page.text
         assert "default-src 'none'" in page.headers["content-security-policy"]
         assert "unsafe" not in page.headers["content-security-policy"]
+        # It is loaded again each second.
+        assert 'data-reload="1000"' in page.text
         # The cookie is for looking: it opens nothing else.
         assert (await client.get("/sessions")).status_code == 401
 
@@ -101,53 +98,6 @@ async def test_the_figures_are_those_of_the_fleet(fleet: MemoryFleet) -> None:
         assert targets["echo"].wait is not None
 
 
-async def test_a_stream_tells_a_page_that_shows_something_else_and_ends_with_the_gateway(tmp_path: Path) -> None:
-    async with contextlib.AsyncExitStack() as stack:
-        fleet = await stack.enter_async_context(memory_fleet(tmp_path, CONFIG))
-        async with browser(fleet) as client:
-            assert (await enter(client)).status_code == 200
-            async with client.stream("GET", "/fleet/events?seen=something-else") as response:
-                lines = response.aiter_lines()
-                async with asyncio.timeout(30):
-                    assert "event: changed" in [await anext(lines) for _ in range(3)]
-                    await stack.aclose()
-                    # The stream ends when the gateway does: this would wait for the gateway's grace otherwise.
-                    async for _ in lines:
-                        pass
-
-
-class _KnownFigures:
-    """Says these figures one after the other, and then that it closes."""
-
-    def __init__(self, *figures: FleetFigures) -> None:
-        self._left = list(figures)
-
-    @property
-    def is_closing(self) -> bool:
-        return not self._left
-
-    async def figures(self, _: str) -> FleetFigures:
-        return self._left.pop(0)
-
-
-async def test_a_changed_condition_is_told_at_once_and_numbers_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quintain_gateway.fleet_page.POLL_SECONDS", 0)
-    monkeypatch.setattr("quintain_gateway.fleet_page.NUMBERS_SECONDS", 3600)
-    worker = WorkerFigures(worker_id="w", incarnation="w-1", condition=WorkerCondition.LIVE, running=0)
-    busy = worker.model_copy(update={"running": 1})
-    silent = busy.model_copy(update={"condition": WorkerCondition.SILENT})
-    figures = [
-        FleetFigures(targets=[], workers=workers, budgets=[], services=[])
-        for workers in ([], [worker], [busy], [busy], [silent], [silent])
-    ]
-    endpoints = FleetEndpoints(cast(FleetAccess, _KnownFigures(figures[0], *figures)))
-    response = await endpoints.events(Request({"type": "http", "path": "/", "headers": [], "query_string": b""}))
-    assert isinstance(response, StreamingResponse)
-    told = [chunk async for chunk in response.body_iterator]
-    # No figures yet, a worker, and that it does not answer; not that it has a call.
-    assert told == ["retry: 1000\n\n", *["event: changed\ndata: \n\n"] * 3]
-
-
 def test_a_thousand_targets_have_pages_also_under_a_filter() -> None:
     names = [f"target-{number:04}" for number in range(1_000)]
     known = {"provider": "mock", "condition": TargetCondition.READY, "running": 0, "limit": 4}
@@ -155,14 +105,14 @@ def test_a_thousand_targets_have_pages_also_under_a_filter() -> None:
     figures = FleetFigures(targets=targets, workers=[], budgets=[], services=[])
     shown = []
     for page in range(1, 1_000 // TARGETS_PER_PAGE + 1):
-        html = render_fleet(figures, FleetFilter(page=page), seen="")
+        html = render_fleet(figures, FleetFilter(page=page))
         shown += re.findall(r'data-target="([^"]+)"', html)
         assert ('rel="prev"' in html, 'rel="next"' in html) == (page > 1, page < 1_000 // TARGETS_PER_PAGE)
     assert shown == names
-    last = render_fleet(figures, FleetFilter(page=99_999), seen="")
+    last = render_fleet(figures, FleetFilter(page=99_999))
     assert re.findall(r'data-target="([^"]+)"', last) == names[-TARGETS_PER_PAGE:]
-    some = render_fleet(figures, FleetFilter(text="target-0", page=2), seen="")
+    some = render_fleet(figures, FleetFilter(text="target-0", page=2))
     assert len(re.findall("data-target=", some)) == TARGETS_PER_PAGE
     assert 'href="/fleet?q=target-0&amp;page=3"' in some
-    one = render_fleet(figures, FleetFilter(text="\ud800<&"), seen="")
+    one = render_fleet(figures, FleetFilter(text="\ud800<&"))
     assert "rel=" not in one.partition("<main")[2]

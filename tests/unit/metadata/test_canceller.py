@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import cast
 
 import pytest
 
-from quintain.bus.base import Delivery
+from quintain.bus.base import Bus, Delivery
 from quintain.contracts.credentials import SessionToken
 from quintain.contracts.ledger import CallKey, CancelBroadcast, Heartbeat, LeaseRenewed
 from quintain.contracts.session import SessionOpened
@@ -15,6 +16,7 @@ from quintain.errors import BadRequest, BrokerUnavailable, BudgetUnavailable
 from quintain.topology import CANCEL, Exchange, cancel_topology
 from quintain_metadata import handlers
 from quintain_metadata.admission import AdmissionQueue
+from quintain_metadata.fleet import FleetStatus
 from quintain_metadata.handlers import MetadataRequestHandler
 from quintain_metadata.ledger import calls, leases, sessions
 from quintain_metadata.store.base import Moment
@@ -105,7 +107,8 @@ async def ledger_driver() -> AsyncIterator[LedgerDriver]:
 async def cancel_and_count(
     ledger_driver: LedgerDriver, admission_queue: AdmissionQueue, session: SessionOpened, *request_ids: str
 ) -> int:
-    handler = MetadataRequestHandler(UnavailableBus(), ledger_driver.ledger, admission_queue, None)  # type: ignore[arg-type]
+    bus, ledger = cast(Bus, UnavailableBus()), ledger_driver.ledger
+    handler = MetadataRequestHandler(bus, ledger, admission_queue, FleetStatus(bus, ledger, "x", list), None)
     token = SessionToken.parse(session.token)
     owner = await ledger_driver.ledger.transact(lambda moment: sessions.authenticate(moment.now, token))
     return (await handler.cancel(owner, request_ids)).cancelled

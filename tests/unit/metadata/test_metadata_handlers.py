@@ -15,6 +15,7 @@ from quintain.contracts.session import SessionOpened
 from quintain.errors import BadRequest, Fault, Unauthorized
 from quintain.topology import METADATA, METADATA_QUEUE, Binding, Topology
 from quintain_metadata.admission import AdmissionQueue
+from quintain_metadata.fleet import FleetStatus
 from quintain_metadata.handlers import MetadataRequestHandler
 from support.ledger_driver import admit_request
 from support.metadata_service import ADMIN_TOKEN, RunningMetadataService, run_metadata_service
@@ -239,7 +240,9 @@ async def test_without_an_admin_token_nobody_is_the_administrator(
     metadata: RunningMetadataService, session: SessionOpened
 ) -> None:
     ledger = metadata.ledger_driver.ledger
-    operations = MetadataRequestHandler(metadata.bus, ledger, AdmissionQueue(ledger), None)
+    operations = MetadataRequestHandler(
+        metadata.bus, ledger, AdmissionQueue(ledger), FleetStatus(metadata.bus, ledger, "x", list), None
+    )
     assert not operations._is_admin("")
     assert not operations._is_admin(ADMIN_TOKEN)
 

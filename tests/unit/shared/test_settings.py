@@ -195,6 +195,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "protocol" / "timings.md"
 PROMISED = [
     DEFAULT_TIMINGS.lease_seconds,
     DEFAULT_TIMINGS.heartbeat_seconds,
+    DEFAULT_TIMINGS.silent_seconds,
     DEFAULT_TIMINGS.register_timeout_seconds,
     DEFAULT_TIMINGS.admit_repeat_seconds,
     DEFAULT_TIMINGS.held_admit_seconds,
@@ -227,8 +228,9 @@ def test_scaled_timings_keep_their_proportions() -> None:
 @pytest.mark.parametrize(
     "seconds",
     [
-        {"lease_seconds": 14.9},
+        {"lease_seconds": 9.9},
         {"heartbeat_seconds": 3.1},
+        {"silent_seconds": 4.0},
         {"ledger_silence_seconds": 3.0},
         {"host_lost_seconds": 4.0},
         {"sweep_seconds": 0.0},
@@ -248,7 +250,7 @@ def test_nothing_in_the_environment_means_the_promised_figures(caplog: pytest.Lo
 
 def test_a_test_may_shorten_the_lease_and_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     timings = read_settings({"HOME": "/h", TEST_LEASE_VARIABLE: "3"}).timings
-    assert (timings.lease_seconds, timings.heartbeat_seconds) == (pytest.approx(3), pytest.approx(0.6))
+    assert (timings.lease_seconds, timings.heartbeat_seconds) == (pytest.approx(3), pytest.approx(0.4))
     assert timings.host_lost_seconds == pytest.approx(1.8)
     # A service that is started again takes as long to start as ever.
     assert timings.ledger_silence_seconds == DEFAULT_TIMINGS.ledger_silence_seconds

@@ -13,8 +13,6 @@ from quintain.topology import (
     backlog_queue,
     cancel_topology,
     conversation_topology,
-    discovery_topology,
-    events_topology,
     exclusive_reply_topology,
     host_topology,
     lease_topology,
@@ -34,7 +32,7 @@ def test_every_route_of_the_metadata_service_is_bound_to_one_queue(route: object
 def test_the_metadata_service_declares_every_exchange_and_the_others_their_queues_alone() -> None:
     others = (
         *(target_topology("a"), conversation_topology("a", "i"), admit_topology("x"), cancel_topology("x")),
-        *(reply_topology("q", "k"), exclusive_reply_topology("q", "k"), discovery_topology("x"), events_topology("x")),
+        *(reply_topology("q", "k"), exclusive_reply_topology("q", "k")),
         *(host_topology("a"), lease_topology("l")),
     )
     declared = {exchange.name for exchange in METADATA_TOPOLOGY.exchanges}

@@ -20,12 +20,12 @@ import typer.main
 
 from quintain import errors, topology
 from quintain.config.loader import config_schema
-from quintain.contracts.fleet import ServiceCard
+from quintain.contracts.fleet_figures import FleetFigures
 from quintain.contracts.invoke import FaultReply, Result
+from quintain.contracts.service_card import ServiceCard
 from quintain.contracts.session import Info, SessionList, SessionOpened, TargetPause, WorkerList
 from quintain.dlq import PoisonMessage, PoisonMessageList
 from quintain.errors import Fault, QuintainError
-from quintain.fleet.fleet_figures import FleetFigures
 from quintain.settings import read_log_settings, read_settings, read_trace_settings
 from quintain.topology import Topology
 from quintain_cli import console

@@ -164,6 +164,7 @@
     if (asked !== shownAt) return true;
     const fresh = page.querySelector("main");
     const main = one("main");
+    if (fresh?.dataset.reload) main.dataset.reload = fresh.dataset.reload;
     if (!fresh || fresh.innerHTML === main.dataset.shown) return true;
     const active = document.activeElement;
     if (!isAsked && main.contains(active) && isTyping(active)) return true;
@@ -215,6 +216,13 @@
       document.body.dataset.stream = "open";
     });
     addEventListener("pagehide", () => stream.close());
+  }
+
+  // A page that says after how many milliseconds it is to be loaded again.
+  async function reload() {
+    const isLoaded = document.hidden || (await refresh());
+    document.body.dataset.stream = isLoaded ? "open" : "lost";
+    setTimeout(reload, Number(one("main").dataset.reload));
   }
 
   // What an address names is open, and all that it is in.
@@ -283,5 +291,6 @@
   unfold();
   enter();
   listen();
+  if (one("main[data-reload]")) setTimeout(reload, 1000);
   setInterval(tick, 1000);
 })();

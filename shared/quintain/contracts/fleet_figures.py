@@ -1,17 +1,16 @@
-"""The figures of a fleet: of its targets, workers, budgets, quotas and services, and the sums of the last minutes."""
+"""The figures of a fleet, which the operation ``fleet`` answers: targets, workers, budgets, quotas and services."""
 
 from __future__ import annotations
 
-from collections import Counter, deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
 
 from pydantic import Field
 
-from quintain.contracts.fleet import BUCKET_BASE, CallCounts, QuotaState
+from quintain.contracts.fleet import QuotaState
 from quintain.contracts.message import Message
 from quintain.contracts.quota import FailureCause
+from quintain.contracts.service_card import BUCKET_BASE
 from quintain.contracts.session import CostUsage, SessionState
 
 #: The provider of targets that hosts lease; they are not called through a queue.
@@ -75,7 +74,7 @@ class TargetFigures(Message):
 
 
 class WorkerFigures(Message):
-    """A worker process. The fields that are None are not known until it has answered a discovery request.
+    """A worker process. The fields that are None are not known until its heartbeat was heard.
 
     ``started_at`` is in milliseconds since the epoch. ``longest_call_ms`` is for how long its oldest call has run, once
     that is a minute.
@@ -95,7 +94,8 @@ class WorkerFigures(Message):
 class BudgetFigures(Message):
     """A session's budget; ``ends_in_ms`` is when it is spent at the rate of the last minute, None if it is not used.
 
-    ``cost`` is None where nothing is known of its money, and nothing limits that.
+    ``cost`` is None where nothing is known of its money, and nothing limits that. ``warn_at`` is the part of its limit
+    in money at which that is to be told.
     """
 
     session_id: str
@@ -106,6 +106,7 @@ class BudgetFigures(Message):
     max_calls: int
     state: SessionState
     max_cost_usd: float | None = None
+    warn_at: float | None = None
     cost: CostUsage | None = None
     is_spent: bool
     calls_per_minute: float = 0.0
@@ -197,15 +198,16 @@ class ServiceFigures(Message):
 class FleetFigures(Message):
     """One look at the fleet.
 
-    ``problems`` say what is wrong and what to do about it, ``warnings`` what becomes a problem if it lasts, and
-    ``notes`` what could not be determined. ``more_sessions`` counts open sessions that are left out.
-    ``calls_per_minute``, ``running`` and ``queued`` are the sums over the targets.
+    ``problems`` say what is wrong and what to do about it, ``warnings`` what becomes a problem if it lasts.
+    ``more_sessions`` counts open sessions that are left out.
+    ``calls_per_minute``, ``running`` and ``queued`` are the sums over the targets. ``now`` is the ledger's clock in
+    milliseconds since the epoch.
     """
 
-    targets: list[TargetFigures]
-    workers: list[WorkerFigures]
-    budgets: list[BudgetFigures]
-    services: list[ServiceFigures]
+    targets: list[TargetFigures] = Field(default_factory=list)
+    workers: list[WorkerFigures] = Field(default_factory=list)
+    budgets: list[BudgetFigures] = Field(default_factory=list)
+    services: list[ServiceFigures] = Field(default_factory=list)
     quotas: list[QuotaStatus] = Field(default_factory=list)
     more_sessions: int = 0
     calls_per_minute: float = 0.0
@@ -213,7 +215,7 @@ class FleetFigures(Message):
     queued: int = 0
     problems: list[str] = Field(default_factory=list)
     warnings: list[str] = Field(default_factory=list)
-    notes: list[str] = Field(default_factory=list)
+    now: int = 0
 
     @property
     def answering(self) -> int:
@@ -221,114 +223,6 @@ class FleetFigures(Message):
         live = {WorkerCondition.LIVE, WorkerCondition.DRAINING}
         workers = sum(worker.condition in live and worker.version is not None for worker in self.workers)
         return workers + sum(not service.is_silent for service in self.services)
-
-    def conditions(self) -> tuple[frozenset[object], ...]:
-        """How targets, workers, budgets, services and quotas are: what changes rarely, and is to be seen at once."""
-        return (
-            frozenset((target.name, target.condition) for target in self.targets),
-            frozenset((worker.incarnation, worker.condition) for worker in self.workers),
-            frozenset((budget.session_id, budget.state, budget.is_spent) for budget in self.budgets),
-            frozenset((service.id, service.is_silent) for service in self.services),
-            frozenset((quota.id, quota.condition) for quota in self.quotas),
-        )
-
-
-#: For how long calls are counted, and how long a slice of that time is, in seconds.
-WINDOW_SECONDS, SLICE_SECONDS = 300.0, 10.0
-
-#: The time over which rates are measured, in seconds, and the shortest one that gives a rate.
-RATE_SECONDS, MIN_RATE_SECONDS = 60.0, 2.0
-
-
-@dataclass(slots=True)
-class CallSums:
-    """The counts of one target over some time."""
-
-    ended: int = 0
-    faults: Counter[str] = field(default_factory=Counter)
-    wait: Counter[int] = field(default_factory=Counter)
-    service: Counter[int] = field(default_factory=Counter)
-    input_tokens: int = 0
-    output_tokens: int = 0
-    cost_usd: float = 0.0
-
-    def add_counts(self, counts: CallCounts) -> None:
-        """Add what an event says."""
-        self.ended += sum(counts.outcomes.values())
-        self.faults.update(counts.faults)
-        self.wait.update(counts.wait)
-        self.service.update(counts.service)
-        self.input_tokens += counts.input_tokens
-        self.output_tokens += counts.output_tokens
-        self.cost_usd += counts.cost_usd
-
-    def remove(self, other: CallSums) -> None:
-        """Take the counts of an earlier time away, which were added before."""
-        self.ended -= other.ended
-        for name in ("faults", "wait", "service"):
-            counter: Counter[str | int] = getattr(self, name)
-            counter.subtract(getattr(other, name))
-            for key in [key for key, count in counter.items() if not count]:
-                del counter[key]
-        self.input_tokens -= other.input_tokens
-        self.output_tokens -= other.output_tokens
-        # Sums of floats do not come back to 0 by themselves.
-        self.cost_usd = max(0.0, self.cost_usd - other.cost_usd) if self.ended else 0.0
-
-
-class CallWindow:
-    """The counts of one target's calls in the last `WINDOW_SECONDS`; times are those of the viewer, in seconds."""
-
-    def __init__(self) -> None:
-        self._slices: deque[tuple[float, CallSums]] = deque()
-        self._sums = CallSums()
-
-    def add(self, counts: CallCounts, at: float) -> None:
-        """Add what an event says that arrived at this time."""
-        if not self._slices or at - self._slices[-1][0] >= SLICE_SECONDS:
-            self._slices.append((at, CallSums()))
-        self._slices[-1][1].add_counts(counts)
-        self._sums.add_counts(counts)
-
-    def sums(self, at: float) -> CallSums:
-        """Return the sums of the window, and forget what is older. They change with the next event."""
-        while self._slices and at - self._slices[0][0] > WINDOW_SECONDS:
-            self._sums.remove(self._slices.popleft()[1])
-        return self._sums
-
-    def per_minute(self, at: float, watched_seconds: float) -> float:
-        """Return the ended attempts per minute, of the last minute or of the time since it is watched."""
-        seconds = min(RATE_SECONDS, watched_seconds)
-        if seconds < MIN_RATE_SECONDS:
-            return 0.0
-        ended = 0
-        for began_at, sums in reversed(self._slices):
-            if at - began_at > seconds + SLICE_SECONDS:
-                break
-            ended += sums.ended
-        return round(ended * 60 / seconds, 1)
-
-
-class UsageRate:
-    """How fast a counter rose in the last minute."""
-
-    def __init__(self) -> None:
-        self._samples: deque[tuple[float, int]] = deque()
-
-    def note(self, value: int, at: float) -> None:
-        """Note the counter's value at this time, in the viewer's seconds."""
-        self._samples.append((at, value))
-        # The last sample before the minute stays: the minute begins with its value.
-        while len(self._samples) > 1 and at - self._samples[1][0] >= RATE_SECONDS:
-            self._samples.popleft()
-
-    def per_minute(self, at: float) -> float:
-        """Return the rise per minute, 0 while it was watched for too short a time."""
-        if not self._samples:
-            return 0.0
-        began_at, first = self._samples[0]
-        seconds = at - began_at
-        return 0.0 if seconds < MIN_RATE_SECONDS else max(0, self._samples[-1][1] - first) * 60 / seconds
 
 
 def percentiles(histogram: Mapping[int, int]) -> Percentiles | None:
