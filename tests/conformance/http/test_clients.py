@@ -257,27 +257,6 @@ async def test_a_named_call_goes_on_when_its_asker_leaves(open_client: OpenClien
         assert (result.raw_text, (await target.get_info()).call_count) == ("x", 1)
 
 
-async def test_a_child_draws_on_its_parent(open_client: OpenClient, fleet: MemoryFleet, transport: str) -> None:
-    async with open_client("echo", 3) as parent:
-        child = await parent.open_child(OpenSession(default_target="judge", max_calls=2, label="grader"))
-        assert child.parent_id == (await parent.get_info()).session_id
-        async with connect_over(fleet, transport, child.token) as target:
-            assert (await target.invoke("x")).raw_text == "Paris"
-            info = await target.get_info()
-        assert (info.parent_id, info.label, info.call_count) == (child.parent_id, "grader", 1)
-        assert (await parent.get_info()).call_count == 1
-        with pytest.raises(quintain.BadRequest):
-            await parent.open_child(OpenSession(default_target="echo", max_calls=4))
-
-
-async def test_many_calls_at_the_same_time_share_the_budget(open_client: OpenClient) -> None:
-    async with open_client("echo", 20) as target:
-        ended = await asyncio.gather(*(target.invoke(str(n)) for n in range(40)), return_exceptions=True)
-    answered = [one for one in ended if isinstance(one, quintain.Result)]
-    assert len(answered) == 20
-    assert len([one for one in ended if isinstance(one, quintain.BudgetExhausted)]) == 20
-
-
 async def test_an_administrator_opens_lists_shows_and_amends(admin: Admin) -> None:
     first = await admin.open(OpenSession(default_target="echo", max_calls=2, label="a & b?"))
     second = await admin.open(OpenSession(default_target="judge"))

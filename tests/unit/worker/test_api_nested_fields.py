@@ -202,43 +202,27 @@ def test_no_nested_field_is_dropped_without_a_word(api: ApiName, own: ApiName) -
     assert not dropped
 
 
+USER = {"role": "user", "content": "a"}
+FILE = {"type": "image", "source": {"type": "file"}}
+HTML = {"type": "document", "source": {"type": "base64", "media_type": "text/html", "data": "QUJD"}}
+LIST_CALL = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "[1]"}
+
+#: What is sent to which API, and the field of the caller's own request that its refusal names.
 NAMED: list[tuple[ApiName, ApiName, dict[str, Any], str]] = [
-    (
-        "messages",
-        "chat",
-        {"system": "s", "messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "file"}}]}]},
-        "messages.0.content.0.source.type",
-    ),
+    ("messages", "chat", {"system": "s", "messages": [USER | {"content": [FILE]}]}, "messages.0.content.0.source.type"),
     (
         "messages",
         "responses",
-        {
-            "system": "s",
-            "messages": [
-                {"role": "user", "content": "a"},
-                {
-                    "role": "user",
-                    "content": [
-                        {"type": "document", "source": {"type": "base64", "media_type": "text/html", "data": "QUJD"}}
-                    ],
-                },
-            ],
-        },
+        {"system": "s", "messages": [USER, USER | {"content": [HTML]}]},
         "messages.1.content[0].file.file_data",
     ),
     (
         "responses",
         "messages",
-        {
-            "instructions": "s",
-            "input": [
-                {"role": "user", "content": "a"},
-                {"type": "function_call", "call_id": "c", "name": "f", "arguments": "[1]"},
-            ],
-        },
+        {"instructions": "s", "input": [USER, LIST_CALL]},
         "input.1.tool_calls[0].function.arguments",
     ),
-    ("chat", "messages", {"messages": [{"role": "user", "content": "a", "name": "n"}]}, "messages[0].name"),
+    ("chat", "messages", {"messages": [USER | {"name": "n"}]}, "messages[0].name"),
 ]
 
 

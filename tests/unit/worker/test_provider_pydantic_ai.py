@@ -22,14 +22,14 @@ from quintain.config.targets import PydanticAITarget
 from quintain.contracts.invoke import InvokeRequest, Reasoning, ReasoningChunk, TokenUsage, ToolCall
 from quintain.errors import BadRequest, ConfigError, ProviderFailed, Throttled, TimedOut
 from quintain_worker.providers.factory import build_provider
-from quintain_worker.providers.provider import Billing, Provider, ProviderAnswer, ProviderContext, ProviderFailure
+from quintain_worker.providers.provider import Billing, Provider, ProviderContext, ProviderFailure
 from quintain_worker.providers.pydantic_ai import PydanticAIProvider
+from support.model_calls import QUESTION, call, failed_call
 from support.model_server import ModelServer, ScriptedResponse, StreamedResponse
 from support.model_streams import chat_call_events, chat_events, chat_reasoning_events
 from support.model_wires import KEY, chat_answer, chat_calls
 
 CONTEXT = ProviderContext(Path.cwd(), {})
-QUESTION = InvokeRequest(question="How are you?")
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
 PNG = f"data:image/png;base64,{base64.b64encode(b'png').decode()}"
 
@@ -43,18 +43,13 @@ def over_socket(server: ModelServer, **fields: object) -> Provider:
     return build_provider("it", target_of(base_url=f"{server.url}/v1", api_key=KEY, **fields), CONTEXT)
 
 
-async def answer_of(provider: Provider, request: InvokeRequest = QUESTION, on_text: Any = None) -> ProviderAnswer:
-    try:
-        return await provider.answer(request, timeout_seconds=10, on_text=on_text)
-    finally:
-        await provider.close()
-
-
-async def failure_of(provider: Provider, on_text: Any = None, **fields: object) -> ProviderFailure:
-    request = InvokeRequest.model_validate(fields) if fields else QUESTION
-    with pytest.raises(ProviderFailure) as caught:
-        await answer_of(provider, request, on_text)
-    return caught.value
+async def refusal_of(server: ModelServer, **fields: object) -> ProviderFailure:
+    """The failure of a request that is not sent, and costs nothing."""
+    request = InvokeRequest.model_validate({"question": None if "messages" in fields else "?", **fields})
+    failed = await failed_call(over_socket(server), request)
+    assert isinstance(failed.fault, BadRequest)
+    assert (failed.billing, server.requests) == (Billing.UNBILLED, [])
+    return failed
 
 
 async def test_a_conversation_goes_to_the_model_as_it_is() -> None:
@@ -74,7 +69,7 @@ async def test_a_conversation_goes_to_the_model_as_it_is() -> None:
     ]
     settings = {"temperature": 0.5, "stop": "x", "tools": [TOOL], "toolChoice": TOOL | {"function": {"name": "add"}}}
     request = InvokeRequest.model_validate({"systemPrompt": "Obey.", "messages": turns, "settings": settings})
-    answer = await answer_of(PydanticAIProvider(target_of(max_tokens=9), FunctionModel(reply)), request)
+    answer = await call(PydanticAIProvider(target_of(max_tokens=9), FunctionModel(reply)), request)
     assert (answer.text, answer.ignored) == ("Fine.", ())
     assert answer.token_usage == TokenUsage(input=3, output=2)
 
@@ -100,7 +95,7 @@ async def test_an_answer_has_its_reasoning_its_calls_and_all_its_tokens() -> Non
         usage.details["reasoning_tokens"] = 4
         return ModelResponse(parts, usage=usage, finish_reason="tool_call")
 
-    answer = await answer_of(PydanticAIProvider(target_of(), FunctionModel(reply)))
+    answer = await call(PydanticAIProvider(target_of(), FunctionModel(reply)))
     assert answer.token_usage == TokenUsage(input=9, output=5, cached=3, cache_write=2, reasoning=4)
     assert answer.finish_reason == "tool_calls"
     assert answer.output is not None
@@ -112,10 +107,10 @@ async def test_an_answer_that_ended_by_an_error_is_none_and_half_of_a_character_
     def reply(text: str, reason: Any) -> FunctionModel:
         return FunctionModel(lambda _messages, _info: ModelResponse([TextPart(text)], finish_reason=reason))
 
-    failed = await failure_of(PydanticAIProvider(target_of(), reply("par", "error")))
+    failed = await failed_call(PydanticAIProvider(target_of(), reply("par", "error")))
     assert isinstance(failed.fault, ProviderFailed)
     assert failed.billing is Billing.UNKNOWN
-    assert (await answer_of(PydanticAIProvider(target_of(), reply("a\ud83c", "stop")))).text == "a\ufffd"
+    assert (await call(PydanticAIProvider(target_of(), reply("a\ud83c", "stop")))).text == "a\ufffd"
 
 
 async def test_over_a_socket_one_try_is_one_request_with_the_targets_key(server: ModelServer) -> None:
@@ -123,7 +118,7 @@ async def test_over_a_socket_one_try_is_one_request_with_the_targets_key(server:
     schema = {"type": "object", "properties": {"a": {"type": "string"}}}
     settings = {"seed": 7, "responseFormat": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
     request = InvokeRequest.model_validate({"question": "Add.", "settings": settings})
-    answer = await answer_of(over_socket(server), request)
+    answer = await call(over_socket(server), request)
     assert answer.output is not None
     assert answer.output[0].tool_calls == [ToolCall(id="c", name="add", arguments='{"a": 1}')]
     assert answer.token_usage is not None
@@ -137,7 +132,7 @@ async def test_over_a_socket_one_try_is_one_request_with_the_targets_key(server:
 async def test_a_stream_comes_in_pieces_with_the_reasoning_before_the_text(server: ModelServer) -> None:
     server.set_responses(StreamedResponse(events=chat_reasoning_events(["H", "m."], ["Fi", "ne."])))
     pieces: list[Any] = []
-    answer = await answer_of(over_socket(server), on_text=pieces.append)
+    answer = await call(over_socket(server), heard=pieces)
     thoughts = [piece.text for piece in pieces if isinstance(piece, ReasoningChunk)]
     assert "".join(thoughts) == "Hm."
     assert "".join(piece for piece in pieces if isinstance(piece, str)) == answer.text == "Fine."
@@ -146,7 +141,7 @@ async def test_a_stream_comes_in_pieces_with_the_reasoning_before_the_text(serve
     assert answer.output is not None
 
     server.set_responses(StreamedResponse(events=chat_call_events([("c", "add", ['{"a"', ": 1}"])])))
-    answer = await answer_of(over_socket(server), on_text=pieces.append)
+    answer = await call(over_socket(server), heard=pieces)
     assert answer.output is not None
     assert answer.output[0].tool_calls == [ToolCall(id="c", name="add", arguments='{"a": 1}')]
 
@@ -182,31 +177,22 @@ PARTS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("field", REFUSED)
 async def test_what_it_cannot_carry_is_refused_by_name_and_not_sent(server: ModelServer, field: str) -> None:
-    fields = REFUSED[field]
-    failure = await failure_of(over_socket(server), **({} if "messages" in fields else {"question": "?"}), **fields)
-    assert isinstance(failure.fault, BadRequest)
-    assert failure.fault.message.startswith(f"{field}: ")
-    assert failure.billing is Billing.UNBILLED
-    assert server.requests == []
+    assert (await refusal_of(server, **REFUSED[field])).fault.message.startswith(f"{field}: ")
 
 
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: part["type"])
 async def test_a_part_that_it_cannot_carry_is_refused_by_name_and_nothing_is_fetched(
     server: ModelServer, part: dict[str, Any]
 ) -> None:
-    failure = await failure_of(over_socket(server), messages=[{"role": "user", "content": [part]}])
-    assert failure.fault.message.startswith("messages[0].content[0]: ")
-    assert failure.billing is Billing.UNBILLED
-    assert server.requests == []
+    failed = await refusal_of(server, messages=[{"role": "user", "content": [part]}])
+    assert failed.fault.message.startswith("messages[0].content[0]: ")
 
 
 async def test_what_is_left_out_where_the_caller_says_so_is_named(server: ModelServer) -> None:
     server.set_responses(ScriptedResponse(body=chat_answer("Fine.")))
     turns = [{"role": "assistant", "content": "a", "reasoning": [{"text": "Hm."}]}, {"role": "user", "content": "b"}]
     settings = {"minP": 0.5, "responseFormat": {"type": "json_object"}, "unsupported": "ignore"}
-    answer = await answer_of(
-        over_socket(server), InvokeRequest.model_validate({"messages": turns, "settings": settings})
-    )
+    answer = await call(over_socket(server), InvokeRequest.model_validate({"messages": turns, "settings": settings}))
     assert set(answer.ignored) == {"minP", "responseFormat", "messages.reasoning"}
     assert "Hm." not in server.requests[0].raw.decode()
 
@@ -227,7 +213,7 @@ async def test_a_status_says_what_a_failure_costs(
 ) -> None:
     body = {"error": {"message": f"no, {KEY}", "code": "a_code"}}
     server.set_responses(ScriptedResponse(status=status, headers={"retry-after": "7"}, body=body))
-    failure = await failure_of(over_socket(server))
+    failure = await failed_call(over_socket(server))
     assert (failure.billing, failure.retryable) == (billing, retryable)
     assert failure.retry_after_seconds == 7
     assert KEY not in failure.fault.message
@@ -235,15 +221,15 @@ async def test_a_status_says_what_a_failure_costs(
 
 
 async def test_what_cannot_be_proven_unbilled_is_in_doubt(server: ModelServer) -> None:
-    lost = await failure_of(_closing(server))
+    lost = await failed_call(_closing(server))
     assert (lost.billing, lost.retryable) == (Billing.UNKNOWN, True)
 
     server.set_responses(StreamedResponse(events=chat_events(["Fi", "ne."]), event_count=2, framed=False, then="close"))
-    broken = await failure_of(over_socket(server), on_text=lambda _: None)
+    broken = await failed_call(over_socket(server), heard=[])
     assert (broken.billing, broken.retryable) == (Billing.UNKNOWN, True)
 
     server.set_responses(ScriptedResponse(body=b"<html>"))
-    assert (await failure_of(over_socket(server))).billing is Billing.UNKNOWN
+    assert (await failed_call(over_socket(server))).billing is Billing.UNKNOWN
 
 
 async def test_the_deadline_leaves_a_call_in_doubt() -> None:
@@ -277,7 +263,7 @@ def _closing(server: ModelServer) -> Provider:
 
 async def test_a_server_that_cannot_be_reached_costs_nothing(unused_tcp_port: int) -> None:
     target = target_of(base_url=f"http://127.0.0.1:{unused_tcp_port}/v1", api_key=KEY)
-    failure = await failure_of(build_provider("it", target, CONTEXT))
+    failure = await failed_call(build_provider("it", target, CONTEXT))
     assert isinstance(failure.fault, ProviderFailed)
     assert (failure.billing, failure.retryable) == (Billing.UNBILLED, True)
 
@@ -293,7 +279,7 @@ async def test_a_client_that_repeats_by_itself_gets_no_refund() -> None:
         raise exceptions.ModelHTTPError(429, "m", body={"message": "slow"}, headers={"retry-after": "1"})
 
     async def billing_with(model: Model) -> Billing:
-        failure = await failure_of(PydanticAIProvider(target_of(), model))
+        failure = await failed_call(PydanticAIProvider(target_of(), model))
         assert isinstance(failure.fault, Throttled)
         return failure.billing
 
@@ -304,7 +290,7 @@ async def test_a_client_that_repeats_by_itself_gets_no_refund() -> None:
 async def test_pydantic_ais_own_model_is_asked_with_its_tools() -> None:
     settings = {"tools": [TOOL]}
     request = InvokeRequest.model_validate({"question": "Add.", "settings": settings})
-    answer = await answer_of(PydanticAIProvider(target_of(), TestModel()), request)
+    answer = await call(PydanticAIProvider(target_of(), TestModel()), request)
     assert answer.output is not None
     assert [call.name for call in answer.output[0].tool_calls or []] == ["add"]
 
