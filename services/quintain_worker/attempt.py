@@ -7,7 +7,6 @@ the ledger decides when the next one may begin.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 import math
 import random
@@ -33,7 +32,7 @@ from quintain.errors import (
 )
 from quintain.runtime.concurrency import TimeLimit, TimeLimits
 from quintain_worker.providers.provider import Billing, Delta, ModelUsage, Provider, ProviderAnswer, ProviderFailure
-from quintain_worker.target import PauseState, WorkerTarget
+from quintain_worker.target import GRACE_SECONDS, PauseState, WorkerTarget
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +56,7 @@ class AttemptResult(NamedTuple):
     With neither, the call returns to its queue for a later attempt, uncharged and without a reply. ``tries`` is how
     often the provider was called, and ``unproven`` how many of the tries failed and may have been billed.
     `AttemptOutcome.THROTTLED` has the fault of the try, and the call waits for another attempt. ``report`` is how the
-    provider took the try, for its quota. ``is_free``: it bills none of the failed tries. ``models``: `ProviderAnswer`.
+    provider took the try, for its quota. ``failed_usd``: the bill of a fault's tries. ``models``: `ProviderAnswer`.
     """
 
     tries: int
@@ -66,12 +65,12 @@ class AttemptResult(NamedTuple):
     outcome: AttemptOutcome = AttemptOutcome.RESULT
     unproven: int = 0
     report: TryReport | None = None
-    is_free: bool = False
+    failed_usd: float | None = None
     models: ModelUsage | None = None
 
     def settle_fields(self) -> dict[str, Any]:
         """Return what the ledger needs to know of its tries, by the parameters of `IncomingRequest.settle`."""
-        return {name: getattr(self, name) for name in ("report", "tries", "unproven", "is_free", "models")}
+        return {name: getattr(self, name) for name in ("report", "tries", "unproven", "failed_usd", "models")}
 
 
 class RetryPolicy(NamedTuple):
@@ -120,7 +119,8 @@ class Attempt:
     _timeout_ends_at: float = math.inf
     _tries: int = 0
     _unproven: int = 0
-    _free: int = 0
+    #: What failed tries cost, in US dollars, as far as that is known.
+    _told: list[float] = field(default_factory=list)
     _billing: Billing = Billing.UNBILLED
     _failure: ProviderFailure | None = None
 
@@ -194,8 +194,8 @@ class Attempt:
         return failure.retryable and (self.policy.is_probe or self.policy.max_tries > 1)
 
     def _failed_result(self, fault: Fault, taken: TryOutcome) -> AttemptResult:
-        charged_fault = with_charge(fault, charged=self._billing is not Billing.UNBILLED)
-        return self._result(fault=charged_fault, outcome=_OUTCOME_BY_BILLING[self._billing], taken=taken)
+        fault = with_charge(fault, charged=self._billing is not Billing.UNBILLED)
+        return self._result(fault=fault, outcome=_OUTCOME_BY_BILLING[self._billing], taken=taken)
 
     def _result(
         self,
@@ -216,10 +216,10 @@ class Attempt:
                 rates=None if ended is None else ended.rates,
                 failure=_reported_failure(ended) if isinstance(ended, ProviderFailure) else None,
             )
-        is_free = answer is None and 0 < self._unproven == self._free
-        unproven = self._unproven - (0 if answer is None else self._free)
+        failed_usd = sum(self._told) if answer is None and 0 < self._unproven == len(self._told) else None
+        unproven = self._unproven - (0 if answer is None else self._told.count(0.0))
         models = None if answer is None else answer.models
-        return AttemptResult(self._tries, answer, fault, outcome, unproven, report, is_free, models)
+        return AttemptResult(self._tries, answer, fault, outcome, unproven, report, failed_usd, models)
 
     @property
     def _remaining_seconds(self) -> float:
@@ -234,17 +234,16 @@ class Attempt:
         on_text = None if self.on_text is None else partial(self.on_text, self._tries)
         try:
             # The provider applies the timeout itself; this limit is for one that does not.
-            with TimeLimit(self.limits, asyncio.get_running_loop().time() + remaining_seconds):
+            with TimeLimit(self.limits, asyncio.get_running_loop().time() + remaining_seconds + GRACE_SECONDS):
                 # An `ApiRequest` comes with a provider that takes it.
                 request: Any = self.request
                 answer = await self.provider.answer(request, timeout_seconds=remaining_seconds, on_text=on_text)
-                return dataclasses.replace(answer, token_usage=None) if answer.has_empty_usage else answer
         except ProviderFailure as failure:
             self._record_billing(failure.billing)
-            self._free += failure.is_answered and self.policy.failures_are_free and failure.billing != Billing.UNBILLED
             self._failure = failure
             if failure.retry_after_seconds is not None and not self.policy.has_quota:
                 self.pause.pause_for(failure.retry_after_seconds)
+            self._told += await failure.known_bill(failures_are_free=self.policy.failures_are_free)
             raise
         except TimeoutError:
             self._record_billing(Billing.UNKNOWN)
@@ -260,6 +259,7 @@ class Attempt:
                 raise
             # The provider let a `CancelledError` of its own escape, which must not stop the worker.
             raise RuntimeError("a provider raised CancelledError") from error
+        return await answer.with_bill()
 
     async def _wait_before_try(self, seconds: float) -> float:
         """Wait ``seconds`` before a try, and longer while the target is paused; returns the seconds left for the try.
@@ -314,7 +314,7 @@ def with_charge(fault: Fault, *, charged: bool) -> Fault:
     )
     corrected.charged = charged
     corrected.parameter, corrected.provider_error = fault.parameter, fault.provider_error
-    corrected.steps, corrected.steps_cut = fault.steps, fault.steps_cut
+    corrected.steps, corrected.steps_cut, corrected.cost_usd = fault.steps, fault.steps_cut, fault.cost_usd
     return corrected
 
 

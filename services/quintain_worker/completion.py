@@ -152,7 +152,7 @@ def _result(answer: ProviderAnswer, tries: int, grant: Admission, timing: CallTi
 def _took(answer: ProviderAnswer, price: Price | None) -> dict[str, Any]:
     """Return the tokens and the cost of an answer, as fields of its result: with those of an agent's own calls."""
     reported, models = answer.token_usage, answer.models
-    cost_usd = None if price is None else price.of_call(reported)
+    cost_usd = answer.billed_usd if price is None or answer.billed_usd is not None else price.of_call(reported)
     if models is None:
         return {"token_usage": reported, "cost_usd": cost_usd}
     fixed_usd = 0.0 if price is None else float(price.per_call)

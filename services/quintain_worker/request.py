@@ -121,13 +121,13 @@ class IncomingRequest(NamedTuple):
         tries: int = 0,
         unproven: int = 0,
         is_estimate: bool | None = None,
-        is_free: bool = False,
+        failed_usd: float | None = None,
         models: ModelUsage | None = None,
     ) -> bytes:
         """Return the outcome of an attempt as the ledger is told it, with the reply to store, if there is one.
 
-        ``report``, ``tries``, ``unproven`` and ``is_estimate`` are fields of `Settle`; what ``is_free`` cost nothing.
-        What an agent's own calls to ``models`` took is in the ledger already.
+        ``report``, ``tries``, ``unproven`` and ``is_estimate`` are fields of `Settle`; the tries of a fault cost
+        ``failed_usd``, where that is known. What an agent's own calls to ``models`` took is in the ledger already.
         """
         result = answer if isinstance(answer, Result) else None
         if result is not None and models is not None:
@@ -136,7 +136,7 @@ class IncomingRequest(NamedTuple):
                 token_usage=None if usage is None else usage.beyond(models.tokens),
                 cost_usd=None if cost_usd is None else round(max(0.0, cost_usd - models.cost_usd), 12),
             )
-        cost = None if result is None or result.cost_usd is None else picodollars(result.cost_usd)
+        cost = failed_usd if result is None else result.cost_usd
         fault = FaultReply.from_fault(answer) if isinstance(answer, Fault) else None
         is_text = stored.startswith(b"{")
         settle = Settle.unchecked(
@@ -156,7 +156,7 @@ class IncomingRequest(NamedTuple):
             report=report,
             tries=tries,
             unproven=unproven or None,
-            cost=0 if is_free else cost,
+            cost=None if cost is None else picodollars(cost),
             is_estimate=is_estimate,
         )
         return settle.to_wire()

@@ -26,6 +26,10 @@ from quintain_worker.streaming import PROGRESS_SECONDS
 #: returned to the queue.
 OK, REPLAYED, GIVEN_BACK = "ok", "replayed", "given_back"
 
+#: How long after its timeout a provider is ended that does not apply it, in seconds, before the caller gives up: others
+#: say until then how their try ended, and what it cost.
+GRACE_SECONDS = 1.5
+
 
 class WorkerMetrics(ServiceMetrics):
     """Prometheus metrics of one worker, each a function of its labels, as in ``metrics.calls(target, code).inc()``."""

@@ -128,8 +128,8 @@ class Fault(QuintainError):
     may have been admitted. The same request again, with the same request id, is answered with what the ledger knows.
     ``retry_after_ms``: milliseconds to wait before a retry, if known. ``parameter``: the setting that the fault is
     about. ``provider_error``: the provider's own words. ``steps``: what an agent did before, each an `AgentStep`, and
-    ``steps_cut`` what was left out of that. ``duration_ms``: how long all its tries
-    took at the provider. Example: ``except quintain.Fault as fault: print(fault.code)``.
+    ``steps_cut`` what was left out of that. ``duration_ms``: how long all its tries took at the provider; ``cost_usd``:
+    what the calls that an agent made before it cost. Example: ``except quintain.Fault as fault: print(fault.code)``.
     """
 
     code: ClassVar[str] = "internal"
@@ -167,6 +167,7 @@ class Fault(QuintainError):
         self.parameter = self.provider_error = self.steps_cut = None
         self.steps = ()
         self.duration_ms: float | None = None
+        self.cost_usd: float | None = None
 
 
 class BadRequest(Fault):

@@ -249,14 +249,15 @@ def test_amounts_are_written_as_people_read_them(amount: int, text: str) -> None
     assert dollars_text(amount) == text
 
 
+@pytest.mark.parametrize("bill", [0, CENT // 3])
 @pytest.mark.parametrize("outcome", [AttemptOutcome.CHARGED, AttemptOutcome.IN_DOUBT, AttemptOutcome.THROTTLED])
-async def test_a_failure_that_its_provider_does_not_bill_frees_what_it_reserved(
-    driver: Driver, outcome: AttemptOutcome
+async def test_a_failure_of_known_bill_frees_what_it_reserved_beyond_it(
+    driver: Driver, outcome: AttemptOutcome, bill: int
 ) -> None:
     session = await driver.open_session(max_cost_usd=0.05)
     attempt = await told(driver, session, "r1")
-    await settle(driver, session, "r1", attempt, outcome, 0, unproven=True)
-    assert await amounts(driver, session) == {}
+    await settle(driver, session, "r1", attempt, outcome, bill, unproven=True)
+    assert await amounts(driver, session) == ({"spent": bill} if bill else {})
     info = await driver.info(session)
     assert info.cost is not None
     assert (info.call_count, info.cost.unknown, info.unproven_tries) == (1, 0, 0)

@@ -248,8 +248,8 @@ def _lost_counts(amount: int) -> AttemptCounts:
 def _settled_counts(settlement: Settle, amount: int) -> AttemptCounts:
     """Return what an attempt counts as, for which so many picodollars were reserved: for one try of unknown bill."""
     billed, unproven = billed_cost(settlement), settlement.unproven or 0
-    if settlement.cost == 0 and settlement.outcome is not AttemptOutcome.RESULT:
-        unproven = 0  # the provider bills none of its failures
+    if settlement.cost is not None and settlement.outcome is not AttemptOutcome.RESULT:
+        unproven = 0  # the provider says what its failures cost
     unknown = unproven
     if billed is None:
         # An answer of unknown cost, besides the tries that failed before it.

@@ -51,6 +51,8 @@ class ProviderReply:
         self._translation = None if api == self._words else StreamTranslation(api, self._words)
         self._pieces = StreamedPieces()
         self._whole: Json = {}
+        #: By which its vendor knows the generation; empty until it says so.
+        self.generation_id = ""
 
     @property
     def is_complete(self) -> bool:
@@ -79,6 +81,7 @@ class ProviderReply:
         if self._numbers is not None:
             self._numbers.number(event)
         self._stream = self._stream or STREAMS[self._api]()
+        self.generation_id = self.generation_id or _text(event.get("id"))
         self._stream.feed(event)
         for translated in [event] if self._translation is None else self._translation.feed(event):
             self._pass_on(translated)
@@ -92,6 +95,7 @@ class ProviderReply:
 
         Raises `ValueError` for one that is none.
         """
+        self.generation_id = self.generation_id or _text(whole.get("id"))
         _check_answer(self._api, whole)
         self._whole = whole
         for event in () if self._on_piece is None else STREAMS[self._api]().rest_of(whole):

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import math
 import time
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
+from http import HTTPStatus
 from typing import Any
+from urllib.parse import urlencode, urlsplit
 
 import aiohttp
 
@@ -20,7 +24,7 @@ from quintain.contracts.invoke import InvokeRequest
 from quintain.contracts.message import MAX_BODY_BYTES
 from quintain.contracts.quota import RateReport, TryOutcome
 from quintain.errors import BadRequest, ConfigError, ReplyTooLarge
-from quintain.runtime.http_client import HttpClient
+from quintain.runtime.http_client import ConnectionLost, HttpClient, NotSent
 from quintain_worker.providers.model_answers import ProviderReply
 from quintain_worker.providers.model_failures import (
     FAILED,
@@ -34,6 +38,7 @@ from quintain_worker.providers.model_failures import (
 from quintain_worker.providers.model_requests import PATHS, ProviderCall, RequestBuilder
 from quintain_worker.providers.provider import (
     ApiProvider,
+    AskBill,
     Billing,
     OnText,
     ProviderAnswer,
@@ -41,6 +46,7 @@ from quintain_worker.providers.provider import (
     ProviderFailure,
     key_of,
     next_join,
+    no_bill,
 )
 from quintain_worker.providers.rate_limits import read_rate_report
 
@@ -53,6 +59,16 @@ KEEPALIVE_SECONDS = 60.0
 #: How long more is waited for once a streamed answer is complete, in seconds: for the usage of a chat completion, and
 #: then for the end of the stream, after which its connection can be used again.
 USAGE_SECONDS, END_SECONDS = 5.0, 0.25
+
+#: The hosts of the vendors that tell what a generation cost, by its id, as OpenRouter does at ``GET /generation``
+#: (https://openrouter.ai/docs/api/api-reference/generations/get-generation).
+TELL_BILLS = frozenset({"openrouter.ai"})
+
+#: How long is waited before each question for a bill, in seconds: a record is there some seconds after its generation.
+BILL_WAITS = (1.0, 2.0, 4.0)
+
+#: How long one answer to it may take, in seconds, and the longest id that is asked for, in characters.
+BILL_SECONDS, MAX_ID_LENGTH = 5.0, 200
 
 
 def model_provider(name: str, target: OpenAITarget | AnthropicTarget, context: ProviderContext) -> ModelProvider:
@@ -79,6 +95,7 @@ class ModelProvider(ApiProvider):
     def __init__(self, target: OpenAITarget | AnthropicTarget, requests: RequestBuilder, client: HttpClient) -> None:
         self._requests, self._client = requests, client
         self._failures = FailureReader(target)
+        self._tells_bills = urlsplit(target.url).hostname in TELL_BILLS
 
     def check(self, request: ApiRequest) -> None:
         """Check what a caller asks of the provider. Raises `BadRequest`, which names the field."""
@@ -102,9 +119,19 @@ class ModelProvider(ApiProvider):
         except ValueError:
             # A number that became NaN after it was checked.
             raise self._failures.of_error(NOT_WRITABLE) from None
+        reply = ProviderReply(call.api, caller_api, on_text)
+        try:
+            answer = await self._answer(call, reply, timeout_seconds, stream=stream)
+        except ProviderFailure as failure:
+            failure.ask_bill = self._ask_bill(call, reply)
+            raise
+        return dataclasses.replace(answer, ask_bill=self._ask_bill(call, reply)) if self._tells_bills else answer
+
+    async def _answer(
+        self, call: ProviderCall, reply: ProviderReply, timeout_seconds: float, *, stream: bool
+    ) -> ProviderAnswer:
         try:
             with failures_of_exchange(self._failures.of_error):
-                reply = ProviderReply(call.api, caller_api, on_text)
                 rates = await self._exchange(call, reply, timeout_seconds, stream=stream)
                 answer = reply.answer(call.ignored)
         except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
@@ -112,6 +139,28 @@ class ModelProvider(ApiProvider):
             reason = str(error) if isinstance(error, UnreadableAnswer) else ""
             raise self._failures.of_error(UNREADABLE, reason) from None
         return answer if rates is None else dataclasses.replace(answer, rates=rates)
+
+    def _ask_bill(self, call: ProviderCall, reply: ProviderReply) -> AskBill:
+        """Return how the vendor is asked what this generation cost, if it tells that, and by which id."""
+        if not self._tells_bills or not reply.generation_id:
+            return no_bill
+        version = "/v1" if call.api == "messages" else ""
+        path = f"{version}/generation?{urlencode({'id': reply.generation_id[:MAX_ID_LENGTH]})}"
+        return partial(self._bill, path)
+
+    async def _bill(self, path: str) -> float | None:
+        for seconds in BILL_WAITS:
+            await asyncio.sleep(seconds)
+            try:
+                async with self._client.request("GET", path, None, {}, BILL_SECONDS) as response:
+                    body = parse_json(await read_body(response)) if response.status == HTTPStatus.OK else {}
+            except (NotSent, ConnectionLost, TimeoutError, ReplyTooLarge, ValueError, RecursionError):
+                continue
+            record = body.get("data") if isinstance(body, dict) else None
+            if isinstance(record, dict) and isinstance(usd := record.get("total_cost"), int | float):
+                # With a key of one's own at the model's vendor, that one bills too.
+                return float(usd) if math.isfinite(usd) and usd >= 0 and not record.get("is_byok") else None
+        return None
 
     async def close(self) -> None:
         """Close the HTTP connections."""
@@ -125,6 +174,7 @@ class ModelProvider(ApiProvider):
         async with request as response:
             if not 200 <= response.status < 300:
                 raise await self._status_failure(response) from None
+            reply.generation_id = response.headers.get("x-generation-id", "")
             rates = read_rate_report(response.headers, time.time())
             # Some servers answer whole, or as a stream, whatever they are asked for.
             if response.content_type == EVENT_STREAM or (stream and response.content_type != "application/json"):

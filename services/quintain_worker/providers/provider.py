@@ -6,6 +6,7 @@ A provider makes one try per call. Retries, deadlines, budgets and replies belon
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,14 @@ Delta = str | ToolCallChunk | ReasoningChunk | dict[str, Any]
 
 #: Callback for each piece of an answer, in order. It must return at once and never raise.
 OnText = Callable[[Delta], None]
+
+#: Asks the vendor what a try cost, in US dollars: None where it does not tell. It raises nothing.
+AskBill = Callable[[], Awaitable[float | None]]
+
+
+async def no_bill() -> None:
+    """Be told nothing: few vendors tell what a try cost."""
+
 
 #: Pieces of a stream are joined over this time, in seconds: each message costs the broker as much as a whole call.
 JOIN_SECONDS = 0.02
@@ -62,7 +71,8 @@ class ProviderAnswer:
     key's limits, where they do. ``steps`` are what an agent did, ``steps_cut`` what its `StepLog` left out of them.
     ``continuation`` is set where the target keeps the conversation: ``holds_conversation`` then says that this worker
     does, so that the next turn has to come to it. ``models`` is what an agent's own calls took, where it makes any, and
-    ``estimated_cost_usd`` what it says that the answer cost.
+    ``estimated_cost_usd`` what it says that the answer cost. ``billed_usd`` is what the vendor told when it was asked
+    with ``ask_bill``.
     """
 
     text: str
@@ -80,6 +90,8 @@ class ProviderAnswer:
     holds_conversation: bool = False
     models: ModelUsage | None = None
     estimated_cost_usd: float | None = None
+    ask_bill: AskBill = no_bill
+    billed_usd: float | None = None
 
     @property
     def has_empty_usage(self) -> bool:
@@ -88,6 +100,12 @@ class ProviderAnswer:
         if not isinstance(usage, TokenUsage):
             return False
         return usage.input <= 0 or (usage.output <= 0 and self._has_content())
+
+    async def with_bill(self) -> ProviderAnswer:
+        """Return it without token counts that say nothing, and what has none with its bill, where the vendor tells."""
+        if self.token_usage is not None and not self.has_empty_usage:
+            return self
+        return dataclasses.replace(self, token_usage=None, billed_usd=await self.ask_bill())
 
     def _has_content(self) -> bool:
         if self.body is None:
@@ -116,10 +134,11 @@ class ProviderFailure(Exception):
 
     ``retryable``: another try may succeed, after ``retry_after_seconds`` where the provider gave it. ``outcome`` is how
     the provider took the call, as far as its key's limits and its health are concerned, and ``rates`` what the headers
-    of its answer say of those limits. ``cause`` is what mends it, where that is known.
+    of its answer say of those limits. ``cause`` is what mends it, where that is known. ``ask_bill``: `ProviderAnswer`.
     """
 
     cause: FailureCause | None = None
+    ask_bill: AskBill = staticmethod(no_bill)
     #: Whether the provider itself answered that it failed.
     is_answered = False
 
@@ -144,6 +163,16 @@ class ProviderFailure(Exception):
             self.outcome = TryOutcome.THROTTLED
         else:
             self.outcome = TryOutcome.FAILED if retryable or isinstance(fault, TimedOut) else TryOutcome.ANSWERED
+
+    async def known_bill(self, *, failures_are_free: bool) -> list[float]:
+        """Return what the try cost in US dollars, if it may have cost anything and that is known.
+
+        ``failures_are_free``: the provider does not bill what it answers with an error.
+        """
+        if self.billing is Billing.UNBILLED:
+            return []
+        usd = 0.0 if self.is_answered and failures_are_free else await self.ask_bill()
+        return [] if usd is None else [usd]
 
 
 #: Returns the steps of a call so far, and what was left out of them.
