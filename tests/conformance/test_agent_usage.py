@@ -10,7 +10,9 @@ import pytest
 
 from quintain.contracts.invoke import TokenUsage
 from quintain.contracts.session import AGENTS
+from quintain.errors import Fault
 from quintain_runner.results.bill import Bill
+from quintain_runner.results.row import RowError
 from support.memory_fleet import MemoryFleet, memory_fleet
 
 #: A call of the model costs $0.40, by 100 tokens of input and 30 of output; ``dear`` has the same price for its own.
@@ -28,11 +30,12 @@ targets:
     child_session: {targets: [model], max_calls: 8}
   dear: {<<: *agent, price: *price}
   retail: {<<: *agent, price: {per_call: 0.05}}
+  slow: {<<: *agent, timeout_seconds: 3}
 """
 
-#: Calls the model as often as it is asked to, and reports what it is told to.
+#: Calls the model as often as it is asked to, and reports what it is told to, or fails as it is told to.
 AGENT = """
-import json, os, sys, urllib.request
+import json, os, sys, time, urllib.request
 
 for line in sys.stdin:
     times, usage = json.loads(json.loads(line)["prompt"])
@@ -41,6 +44,13 @@ for line in sys.stdin:
     for _ in range(times):
         request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)
         urllib.request.urlopen(request).read()
+    if usage == "exit":
+        sys.exit(3)
+    if usage == "hang":
+        time.sleep(60)
+    if usage == "error":
+        print(json.dumps({"type": "error", "message": "lost"}), flush=True)
+        continue
     print(json.dumps({"type": "answer", "text": "done", "usage": usage}), flush=True)
 """
 
@@ -88,3 +98,24 @@ async def test_the_larger_counts_once(fleet: MemoryFleet) -> None:
             assert (shown.known_usd, shown.unknown) == (pytest.approx(cost), 0)
         lines = {(line.target, line.grader, line.agent, line.calls) for line in info.usage}
         assert lines == {(target, None, None, 1), *[("model", AGENTS, target, calls)] * bool(calls)}
+
+
+#: The target, how often its agent calls the model, how its turn fails, and with which code; then what the calls cost.
+FAILURES = [
+    ("agent", 2, "error", "provider_error", 0.8),
+    ("retail", 2, "exit", "provider_error", 0.8),
+    ("slow", 2, "hang", "timeout", 0.8),
+    ("agent", 0, "error", "provider_error", None),
+]
+
+
+async def test_a_turn_that_failed_has_the_cost_of_its_calls(fleet: MemoryFleet) -> None:
+    for target, calls, how, code, cost in FAILURES:
+        async with fleet.client(target, max_calls=50) as client:
+            for _ in ("made", "replayed"):
+                with pytest.raises(Fault) as failed:
+                    await client.invoke(json.dumps([calls, how]), request_id="r1")
+                assert (failed.value.code, failed.value.cost_usd) == (code, cost and pytest.approx(cost)), (target, how)
+                assert RowError.of_call(failed.value, "r1").cost_usd == failed.value.cost_usd
+            info = await client.get_info(usage=True)
+        assert Bill.of(info.usage).whole_cost(target).known_usd >= (cost or 0.0) - 1e-9

@@ -217,7 +217,8 @@ class RowError(Message):
     """Why a row has no score: the code of a fault, or `GRADER_FAILED` or `BUDGET_EXHAUSTED`, and a sentence.
 
     ``request_id`` is that of the target's call, if that call ended with the fault, and ``provider_error`` what the
-    provider itself said. ``steps`` are what an agent did before it, and ``steps_cut`` what was left out of them.
+    provider itself said. ``steps`` are what an agent did before it, and ``steps_cut`` what was left out of them;
+    ``cost_usd`` is what its calls cost.
     """
 
     code: str
@@ -226,6 +227,7 @@ class RowError(Message):
     provider_error: ProviderError | None = Field(default=None, exclude_if=is_none)
     steps: list[StoredStep] | None = Field(default=None, exclude_if=is_none)
     steps_cut: StepsCut | None = Field(default=None, exclude_if=is_none)
+    cost_usd: float | None = Field(default=None, exclude_if=is_none)
 
     @classmethod
     def of_change(cls, target: str, planned: str | None, result: Result, request_id: str) -> RowError | None:
@@ -238,12 +240,10 @@ class RowError(Message):
     def of_call(cls, fault: Fault, request_id: str, message: str | None = None) -> RowError:
         """The error of a call of the target, with another message than the fault's if one is given."""
         return cls(
-            code=fault.code,
+            **{name: getattr(fault, name) for name in ("code", "provider_error", "steps_cut", "cost_usd")},
             error=fault.message if message is None else message,
             request_id=request_id,
-            provider_error=fault.provider_error,
             steps=list(fault.steps) or None,
-            steps_cut=fault.steps_cut,
         )
 
 

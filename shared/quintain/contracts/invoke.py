@@ -261,12 +261,11 @@ class Result(Message):
     session's budget after the call. ``replayed``: the stored reply of an earlier request with the same id.
     ``target_fingerprint`` is the fingerprint of the configuration that the worker answered with, if it has one.
     ``ignored`` names the settings that the call was made without, because ``unsupported`` was ``ignore``.
-    ``body`` is the answer to an `ApiRequest`, in the words of its API; ``output`` is empty then.
-    ``cost_usd`` is the cost of the tokens in ``token_usage``, in US dollars, if the worker knows their price. Both are
-    the larger of what an agent reports and what its own calls took; ``reported_usage`` is set where it reports fewer
-    tokens. ``estimated_cost_usd`` is what an agent says that it cost.
-    ``steps`` are what an agent did, and ``steps_cut`` what was left out of them. ``continuation`` is what the next turn
-    of the conversation has to say; None where its messages are enough.
+    ``body`` is the answer to an `ApiRequest`, in the words of its API; ``output`` is empty then. ``cost_usd`` is the
+    cost of the tokens in ``token_usage``, in US dollars, if the worker knows it. Both are the larger of what an agent
+    reports and what its own calls took; ``reported_usage`` is set where it reports fewer tokens. ``estimated_cost_usd``
+    is what an agent says that it cost. ``steps`` are what it did, and ``steps_cut`` what was left out of them.
+    ``continuation`` is what the next turn of the conversation has to say; None where its messages are enough.
     """
 
     output: list[OutputMessage]
@@ -297,13 +296,17 @@ class Result(Message):
         return content_text(self.output[-1].content) if self.output else ""
 
 
+#: The fields of a fault that its wire format has as they are, but for times.
+_OF_FAULT: Final = ("code", "status", "retryable", "parameter", "provider_error", "steps_cut", "cost_usd")
+
+
 class FaultReply(Message):
     """The wire format of a fault; `to_fault` converts it to an exception.
 
     ``charge_unknown``: no ledger decided whether the call is charged. ``charged`` is true then, so that a client that
-    ignores it does not repeat the call under another request id. ``steps`` are what an agent did before the fault, and
-    ``steps_cut`` what was left out of them; a repeated call is answered without them. ``duration_ms`` is how long all
-    its tries took at the provider.
+    ignores it does not repeat the call under another request id. ``steps`` are what an agent did before the fault,
+    ``steps_cut`` what was left out of them (a repeated call is answered without them), and ``cost_usd`` what its calls
+    cost. ``duration_ms`` is how long all its tries took at the provider.
     """
 
     error: str
@@ -319,24 +322,20 @@ class FaultReply(Message):
     steps: list[AgentStep] | None = None
     steps_cut: StepsCut | None = None
     duration_ms: Number | None = None
+    cost_usd: Number | None = None
 
     @classmethod
     def from_fault(cls, fault: errors.Fault) -> Self:
         """Return the wire format of a fault."""
         return cls(
+            **{name: getattr(fault, name) for name in _OF_FAULT},
             error=fault.message,
-            code=fault.code,
-            status=fault.status,
-            retryable=fault.retryable,
+            retry_after_ms=fault.retry_after_ms,
+            duration_ms=fault.duration_ms,
             charged=fault.charged is not False,
             charge_unknown=True if fault.charged is None else None,
-            retry_after_ms=fault.retry_after_ms,
             available_targets=None if fault.available_targets is None else list(fault.available_targets),
-            parameter=fault.parameter,
-            provider_error=fault.provider_error,
             steps=list(fault.steps) or None,
-            steps_cut=fault.steps_cut,
-            duration_ms=fault.duration_ms,
         )
 
     def to_fault(self) -> errors.Fault:
@@ -345,6 +344,7 @@ class FaultReply(Message):
         fault = fault_type(self.error, retry_after_ms=self.retry_after_ms, available_targets=self.available_targets)
         fault.parameter, fault.provider_error = self.parameter, self.provider_error
         fault.steps, fault.steps_cut, fault.duration_ms = self.steps or (), self.steps_cut, self.duration_ms
+        fault.cost_usd = self.cost_usd
         fault.charged, fault.retryable = None if self.charge_unknown else self.charged, self.retryable
         return fault
 

@@ -172,10 +172,10 @@ class AgentProgramProvider(SessionScopedProvider, ConversationHolder):
                     stack.enter_context(process.url.standing_for(token))
                 await self._have_turn(process.program, line, reading, ends_at, timeout_seconds)
                 process.is_last = reading.error is not None
-                if reading.answer is not None and session is not None:
+                if reading.answer is None:
+                    raise self._failure(f"the program answered with an error: {self._quoted(reading.error or '')}")
+                if session is not None:
                     reading.answer = await session.with_usage(reading.answer)
-            if reading.answer is None:
-                raise self._failure(f"the program answered with an error: {self._quoted(reading.error or '')}")
         return dataclasses.replace(
             reading.answer, ignored=ignored, holds_conversation=turn is not None and not turn.last
         )

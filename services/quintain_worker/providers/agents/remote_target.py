@@ -123,24 +123,28 @@ class RemoteTargetProvider(HostedProvider):
         )
         call = _LeasedCall(self._name, self._target, remote_lease)
         with steps_before_failure(partial(_steps_of, call, agent_session)):
-            try:
-                async with asyncio.timeout_at(ends_at), call.idle.watch():
-                    config = {}
-                    if agent_session is not None:
-                        self._check_takes_session(remote_lease.descriptor)
-                        config = {SESSION_SLOT: await agent_session.open(ends_at)}
-                    answer = await call.answer(question, {**self._target.config, **config})
-                answer = replace(answer, ignored=ignored, host_fingerprint=remote_lease.fingerprint)
-                return answer if agent_session is None else await agent_session.with_usage(agent_session.masked(answer))
-            except TimeoutError:
-                idle = self._target.idle_seconds
-                silence = "" if idle is None else f", or sent nothing for {idle:g} s"
-                late = f"{self._name}: the target did not end its run within {timeout_seconds:g} s{silence}"
-                raise ProviderFailure(TimedOut(late), call.billing) from None
-            finally:
+            async with contextlib.AsyncExitStack() as stack:
+                stack.push_async_callback(call.release)
                 if agent_session is not None:
-                    await agent_session.close()
-                await call.release()
+                    await stack.enter_async_context(agent_session.closed_after())
+                try:
+                    async with asyncio.timeout_at(ends_at), call.idle.watch():
+                        config = {}
+                        if agent_session is not None:
+                            self._check_takes_session(remote_lease.descriptor)
+                            config = {SESSION_SLOT: await agent_session.open(ends_at)}
+                        answer = await call.answer(question, {**self._target.config, **config})
+                    answer = replace(answer, ignored=ignored, host_fingerprint=remote_lease.fingerprint)
+                    return (
+                        answer
+                        if agent_session is None
+                        else await agent_session.with_usage(agent_session.masked(answer))
+                    )
+                except TimeoutError:
+                    idle = self._target.idle_seconds
+                    silence = "" if idle is None else f", or sent nothing for {idle:g} s"
+                    late = f"{self._name}: the target did not end its run within {timeout_seconds:g} s{silence}"
+                    raise ProviderFailure(TimedOut(late), call.billing) from None
 
     async def close(self) -> None:
         """Stop asking the hosts, and close the RPC client."""

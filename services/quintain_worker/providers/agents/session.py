@@ -54,12 +54,13 @@ class AgentSession:
         return await self._rpc_client.call_route(OPEN_CHILD, request, {}, timeout_seconds=OPEN_SECONDS)
 
     async def open(self, ends_at: float) -> str:
-        """Open the child session and return its token; it expires at ``ends_at`` (the loop's seconds).
+        """Open the child session and return its token; it expires soon after ``ends_at`` (the loop's seconds).
 
         Raises `ProviderFailure`, unbilled.
         """
         try:
-            remaining_seconds = max(ends_at - asyncio.get_running_loop().time(), 1.0)
+            # It is asked what its calls took once they have ended.
+            remaining_seconds = max(ends_at - asyncio.get_running_loop().time(), 1.0) + OPEN_SECONDS
             self._child = await self._children.open(expires_in_seconds=remaining_seconds)
         except Fault as fault:
             raise ProviderFailure(fault, Billing.UNBILLED, retryable=fault.retryable) from None
@@ -71,23 +72,35 @@ class AgentSession:
         return self._child.token
 
     async def with_usage(self, answer: ProviderAnswer) -> ProviderAnswer:
-        """Return the agent's answer with what its calls took, as far as they have ended: it is asked before the close.
+        """Return the agent's answer with what its calls took."""
+        return replace(answer, models=await self._took())
+
+    async def _took(self) -> ModelUsage | None:
+        """Return what the agent's calls took, as far as they have ended: it is asked before the close.
 
         Raises nothing except a cancellation.
         """
-        assert self._child is not None, "an agent that answered has a session"
+        if self._child is None:
+            return None
         headers, request = {TOKEN_HEADER: self._child.token}, GetInfo(settled=True)
         try:
             info = await self._rpc_client.call_route(INFO, request, headers, timeout_seconds=OPEN_SECONDS)
         except QuintainError as error:
             log.warning("%s: what its calls took is not known: %s", self._name, error.message)
-            return answer
-        cost_usd = 0.0 if info.cost is None else info.cost.known_usd
-        return replace(answer, models=ModelUsage(info.token_usage, cost_usd))
+            return None
+        return ModelUsage(info.token_usage, 0.0 if info.cost is None else info.cost.known_usd)
 
-    async def close(self) -> None:
-        """Close the child session; raises nothing except a cancellation."""
-        await self._children.close_all()
+    @asynccontextmanager
+    async def closed_after(self) -> AsyncIterator[None]:
+        """Close the child session after the context; a `ProviderFailure` in it is told what its calls cost."""
+        try:
+            yield
+        except ProviderFailure as failure:
+            if (models := await self._took()) is not None:
+                failure.fault.cost_usd = models.cost_usd or None
+            raise
+        finally:
+            await self._children.close_all()
 
     def masked(self, answer: ProviderAnswer) -> ProviderAnswer:
         """Return the agent's answer with the session token masked: answers are stored, graded and shown."""
@@ -132,10 +145,8 @@ class AgentModels:
         """
         await self._rpc_client.start()
         session = AgentSession(self._name, self._terms, self._rpc_client, holder)
-        try:
+        async with session.closed_after():
             yield session, await session.open(ends_at)
-        finally:
-            await session.close()
 
     async def close(self) -> None:
         """Close the RPC client."""
