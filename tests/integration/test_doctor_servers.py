@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -26,8 +27,10 @@ from quintain_cli.commands.doctor import database_checks, run_checks
 from quintain_cli.role_checks import check_running_roles
 from quintain_metadata.store.opening import open_snapshot
 from support.broker_users import DEFINITIONS, broker_users
+from support.command_line import command_line
 from support.servers.ports import free_port
 from support.servers.rabbitmq_admin import BrokerAdmin, BrokerUnderTest
+from support.waiting import block_until
 
 
 async def test_a_postgresql_tells_what_a_crash_can_lose(postgres_url: str) -> None:
@@ -127,26 +130,38 @@ async def test_rights_and_copies_are_found_through_a_real_management_api(
         await bus.close()
 
 
-async def test_a_connected_worker_that_may_not_reach_the_ledger_is_found_through_a_real_management_api(
-    management_of_broker: Management, breakable_broker: BrokerUnderTest, broker_admin: BrokerAdmin
+async def declare(broker_url: str) -> None:
+    bus = await connect_bus(broker_url, "metadata", timeout_seconds=10)
+    await bus.declare(METADATA_TOPOLOGY)
+    await bus.close()
+
+
+def test_a_worker_that_may_not_reach_the_ledger_is_named_by_doctor_and_by_its_own_log(
+    tmp_path: Path, management_of_broker: Management, breakable_broker: BrokerUnderTest, broker_admin: BrokerAdmin
 ) -> None:
     # The API lists the connections that were opened after its plugin began.
-    assert [check.verdict for check in await asyncio.to_thread(lambda: list(check_running_roles(management_of_broker)))]
-    rights = [dict(each) for each in DEFINITIONS["permissions"] if each["user"] == "worker"]
-    rights[0]["write"] = rights[0]["write"].replace("ledger|", "")
-    users = broker_users(broker_admin, breakable_broker.url, rights)
+    assert [check.verdict for check in check_running_roles(management_of_broker)]
+    rights = {each["user"]: dict(each) for each in DEFINITIONS["permissions"] if each["user"] in {"worker", "metadata"}}
+    rights["worker"]["write"] = rights["worker"]["write"].replace("ledger|", "")
+    users = broker_users(broker_admin, breakable_broker.url, [*rights.values()])
     management = dataclasses.replace(management_of_broker, vhost=users.vhost)
-    bus = await connect_bus(users.url("worker"), "worker", timeout_seconds=10)
+    (tmp_path / "quintain.yaml").write_text("targets: {echo: {provider: mock}}")
+    broker = urlsplit(breakable_broker.url)._replace(path=f"/{users.vhost}").geturl()
     try:
-        async with asyncio.timeout(30):
-            while "0 kinds" in (check := await asyncio.to_thread(lambda: next(check_running_roles(management)))).says:
-                await asyncio.sleep(0.1)
-        assert (check.verdict, check.says) == (
+        with command_line(tmp_path, {"QUINTAIN_BROKER_URL": broker}) as shell:
+            asyncio.run(declare(users.url("metadata")))
+            worker = shell.start("serve", "worker", env={"QUINTAIN_BROKER_URL": users.url("worker")})
+            worker.wait_for(lambda one: "quintain.ledger" in one.stderr)
+            block_until(lambda: next(check_running_roles(management)).verdict == "fail")
+            doctor: Any = shell.run("doctor", "--json", "--management", management.address, code=1).json
+        (found,) = [line for line in doctor["lines"] if line["what"] == "rights of services"]
+        assert (found["verdict"], found["says"]) == (
             "fail", "a worker is connected as worker, which may not write to quintain.ledger"
         )  # fmt: skip
+        assert "access to exchange 'quintain.ledger'" in worker.stderr
+        assert "refused for user 'worker'" in worker.stderr
     finally:
-        await bus.close()
-        await asyncio.to_thread(broker_admin.rabbitmqctl, "delete_vhost", users.vhost)
+        broker_admin.rabbitmqctl("delete_vhost", users.vhost)
 
 
 async def test_under_an_alarm_each_check_ends_and_says_so(
