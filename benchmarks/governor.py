@@ -18,7 +18,7 @@ from governed_fleet import GRANT_SECONDS, SETTLE_SECONDS, Fleet, Scene, SessionL
 from quintain.contracts.quota import QuotaTerms, TryOutcome
 from quintain.contracts.session import Priority
 from quintain_metadata.quotas.outages import MAX_PROBE_SECONDS
-from simulated_providers import EXACT, RETRY_AFTER_2, InFlight, Limiter, TokenBucket, Unlimited, Window
+from simulated_providers import EXACT, RETRY_AFTER_2, InFlight, Limiter, RefusesOnce, TokenBucket, Unlimited, Window
 
 #: What a rate's scene must reach after the first minute: the part of the limit, and the part of answers that are 429,
 #: where nobody names the limit and where headers or configuration do.
@@ -152,6 +152,17 @@ def run_alone(name: str) -> list[Aim]:
     return [Aim(name, "seconds / those without a governor", Fleet(scene).run().ended_at / without, 1.03)]
 
 
+def long_calls(name: str, limiter: Limiter, most_seconds: float) -> list[Aim]:
+    """4,000 calls of 15 s, which a target takes at once: refusals come sooner than answers."""
+    calls = 4000
+    terms = QuotaTerms(max=calls)
+    seen = Fleet(Scene([SessionLoad("run", calls)], limiter, terms, service_seconds=15, max_concurrency=calls)).run()
+    return [
+        Aim(name, "answers / calls", seen.count(TryOutcome.ANSWERED) / calls, 1, is_least=True),
+        Aim(name, "seconds", seen.ended_at, most_seconds),
+    ]
+
+
 def person_beside_batch(name: str) -> list[Aim]:
     """Single calls of a person beside a batch of a hundred times their weight, and a run between them."""
     terms = QuotaTerms(start=32, max=32)
@@ -259,6 +270,8 @@ SCENES: dict[str, Callable[[str], list[Aim]]] = {
     "20 calls beside 5,000": small_beside_large,
     "a person beside a batch": person_beside_batch,
     "a run alone": run_alone,
+    "4,000 calls of 15 s": lambda name: long_calls(name, Unlimited(), 45),
+    "4,000 calls of 15 s, one is refused by accident": lambda name: long_calls(name, RefusesOnce(1), 240),
     "an outage of two minutes": lambda name: outage(name, lambda now, _: 30 <= now < 150, 1, 120),
     "an outage of two minutes at 600 a minute": outage_at_a_rate,
     "flapping, 30 s each": lambda name: outage(name, _flaps, 5, 30),

@@ -102,6 +102,20 @@ class InFlight:
 
 
 @dataclass(slots=True)
+class RefusesOnce:
+    """Takes every call but the first one after a time."""
+
+    after: float
+
+    def take(self, now: float, tokens: float, in_flight: int) -> Response:
+        """Take a call, unless it is that one."""
+        del tokens, in_flight
+        is_taken = now < self.after
+        self.after = self.after if is_taken else float("inf")
+        return Response(is_taken)
+
+
+@dataclass(slots=True)
 class Unlimited:
     """Takes every call."""
 

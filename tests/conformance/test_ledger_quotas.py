@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from conformance.clocked_ledger_driver import Driver
 from quintain.contracts.fleet import SetQuota
+from quintain.contracts.headers import PROTOCOL_VERSION
+from quintain.contracts.ledger import Register, TargetCard
 from quintain.contracts.quota import QuotaCard, QuotaTerms
+from quintain_metadata.ledger import leases
 from quintain_metadata.quotas import quota_rows
 
 
@@ -31,6 +34,24 @@ async def test_the_smallest_numbers_of_live_workers_count_and_what_is_set_goes_b
     assert info.quotas == {"a": "team"}
     terms = (await read(driver)).terms
     assert (terms.requests_per_minute, terms.max, terms.start) == (200.5, 90, 20)
+
+
+async def test_a_quota_that_nobody_names_has_as_many_in_flight_as_its_targets_allow_together(driver: Driver) -> None:
+    limits = {"a": 4000, "b": 100}
+    for quota_id, expected in (("key:0", 4100), ("team", QuotaTerms().max)):
+        implied = QuotaCard(id=quota_id, name="x", terms=QuotaTerms())
+        cards = [
+            TargetCard(name=name, provider="mock", max_concurrency=most, quota=implied) for name, most in limits.items()
+        ]
+        for incarnation, own in (("w1", cards), ("w2", cards[:1])):
+            request = Register(worker_id=incarnation, incarnation=incarnation, targets=own, protocol=PROTOCOL_VERSION)
+            await driver.transact(
+                lambda moment, request=request: leases.register_worker(moment.now, request)  # type: ignore[misc]
+            )
+        found, _ = await driver.transact(quota_rows.read_quotas)
+        assert found[quota_id].terms.max == expected
+    few = quota_rows.QuotaRegistration("x", is_implied=True, registered=[QuotaTerms()], targets={"a": 3, "b": 4})
+    assert (few.terms.start, few.terms.max) == (7, 7)
 
 
 async def test_attempts_of_lost_workers_and_ended_calls_run_no_more(driver: Driver) -> None:

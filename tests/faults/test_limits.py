@@ -43,6 +43,9 @@ pytestmark = [pytest.mark.very_long, pytest.mark.timeout(1500)]
 #: With a judge ten minutes at 60 a minute; how many an outage hits, and how many each of four runs has.
 CASES, OUTAGE_CASES, RUN_CASES = 300, 500, 200
 
+#: How long each call of a slow provider takes.
+LONG_SECONDS = 15.0
+
 #: How many calls one session has beside another one's twenty; the weights of four runs.
 MANY, WEIGHTS = 5_000, (10, 20, 30, 40)
 
@@ -241,6 +244,26 @@ async def test_a_limit_in_flight_that_nobody_names_is_found_and_followed(broker_
         calling.cancel()
         await asyncio.wait([calling])
     assert all(0.75 <= part <= 1.25 for part in parts), parts
+
+
+@pytest.mark.xdist_group("fleets")
+async def test_four_thousand_long_calls_of_a_provider_that_refuses_none_take_a_minute(
+    broker_url: str, record: Record
+) -> None:
+    calls = 4_000
+    async with limited_provider(ProviderSettings(kind="none", seconds=LONG_SECONDS)) as (provider, url):
+        config = CONFIG.format(url=url).replace("}\n", f", max_concurrency: {calls}}}\n")
+        with process_fleet(broker_url, config, targets=["small"]) as fleet:
+            fleet.extra_env["KEY"] = "k"
+            await asyncio.to_thread(fleet.start_services, "metadata", "worker", "worker")
+            session = await asyncio.to_thread(open_session, fleet, calls)
+            began = asyncio.get_running_loop().time()
+            await call_many(broker_url, session.token, calls, in_flight=calls)
+            seconds = asyncio.get_running_loop().time() - began
+    record(f"{calls:,} calls of {LONG_SECONDS:.0f} s: seconds, most in flight", [seconds, max(provider.busy.values())])
+    assert {status for _, status in provider.answered} == {200}
+    assert provider.answered.total() == calls
+    assert seconds <= 60
 
 
 async def mean_in_flight(provider: LimitedProvider, seconds: float) -> float:

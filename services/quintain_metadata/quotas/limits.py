@@ -38,6 +38,13 @@ PEAK_SECONDS = 10.0
 #: A provider refuses at once: a call without an answer for so long was taken.
 MAX_TAKEN_AFTER_SECONDS = 2.0
 
+#: Until the first 429 the limit in flight doubles in that time, without an answer: evenly, in steps of so many seconds.
+#: After the first 429 what is beyond the last cut doubles in longer.
+MIN_GROWTH_SECONDS, MAX_GROWTH_SECONDS, BEYOND_SECONDS = 0.05, 1.0, 8.0
+
+#: A provider may also be silent: no more than these are in flight without an answer, and twice those at the last one.
+SILENT_CALLS = 256.0
+
 #: The first pause: before a rate is known, and then the time of so many calls within these bounds. Each further one is
 #: twice as long, up to this or a part of the time since the first refusal.
 FIRST_PAUSE_SECONDS = 2.0
@@ -94,6 +101,10 @@ class Limits:
         #: How many calls were in flight when the last cut was made.
         self._volley = 0
         self._cut_at = self._no_growth_until = self._grown_at = -math.inf
+        #: The limit in flight by the time that its calls ran, and when it was found; none since a refusal or a failure,
+        #: and where no call waits.
+        self._by_time: tuple[float, float] | None = None
+        self._silent_limit = SILENT_CALLS
         self._learned = LearnedRate(now)
         #: The refusals since the key was open, whether they show a rate, and the call that is tried.
         self._refusals: Refusals | None = None
@@ -122,7 +133,9 @@ class Limits:
         # After a pause one call is tried, though the refused ones closed the window.
         is_probe = self._refusals is not None and self._probe is None and self.terms.adaptive
         if self.in_flight >= int(self.limit if is_probe else self.window):
-            return math.inf
+            grown_seconds = self._grow_by_time(now)
+            if self.in_flight >= int(self.window):
+                return grown_seconds
         self.refill(now)
         probed_until = -math.inf if self._probe is None else self._probe.at + self._taken_after
         return max(
@@ -165,6 +178,7 @@ class Limits:
     def idle(self, now: float) -> None:
         """Note that no call waits."""
         self._learned.idle(now)
+        self._by_time = None
 
     def refill(self, now: float) -> None:
         """Bring the rates up to date."""
@@ -178,6 +192,7 @@ class Limits:
             self._reopen(now, grant)
         if not self.terms.adaptive:
             return
+        self._silent_limit = max(SILENT_CALLS, 2 * self.limit)
         if self.window < self.limit:
             self.window = min(self.limit, self.window + 1)
         elif self.in_flight + 1 >= int(self.window) and now >= self._no_growth_until:
@@ -189,6 +204,7 @@ class Limits:
         """Note that the provider asked to slow down."""
         is_probe = grant is self._probe
         self._release(now, grant, 0, rates)
+        self._by_time = None
         self.throttled += 1
         self._taken_after += 0.2 * (min(MAX_TAKEN_AFTER_SECONDS, 4 * (now - grant.at)) - self._taken_after)
         self._learned.not_taken(grant.at)
@@ -209,6 +225,7 @@ class Limits:
     def failed(self, now: float, grant: Grant) -> None:
         """Note that the provider failed: the call is not replaced at once, and nothing grows for a while."""
         self._release(now, grant, None, None)
+        self._by_time = None
         self._close()
         self._no_growth_until = max(self._no_growth_until, now + COOL_DOWN_SECONDS)
 
@@ -273,6 +290,26 @@ class Limits:
             self.requests.observe(now, rates.requests, grant.at, grant.requests_granted)
         if rates is not None and rates.tokens is not None:
             self.tokens.observe(now, rates.tokens, grant.at, grant.tokens_granted)
+
+    def _grow_by_time(self, now: float) -> float:
+        """Let the limit in flight, all of which is used, grow by calls without an answer.
+
+        Those that were sent two seconds ago were taken. Returns in how many seconds to look again.
+        """
+        known, seconds = (self._cut_limit, BEYOND_SECONDS) if self.throttled else (0.0, MAX_TAKEN_AFTER_SECONDS)
+        most = min(self._silent_limit, self.terms.max)
+        is_held = self.window < self.limit or now < self._no_growth_until or not self.terms.adaptive
+        if is_held or not known + 1 <= self.limit < most:
+            return math.inf
+        limit, at = self._by_time or (self.limit, now + MAX_TAKEN_AFTER_SECONDS)
+        if now > at:
+            part = min(now - at, MAX_GROWTH_SECONDS) / seconds
+            limit, at = min(most, known + (limit - known) * 2.0**part), now
+            self._set_limit(max(self.limit, limit))
+            self.window = self.limit
+        self._by_time = limit, at
+        due = at - now + seconds * math.log2((self.in_flight + 1 - known) / (limit - known))
+        return min(max(MIN_GROWTH_SECONDS, due), MAX_GROWTH_SECONDS)
 
     def _slow_step(self, now: float) -> float:
         back = (1 + (1 - CUT_FACTOR) * self._cut_limit) / GROWTH_CALLS

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from quintain.contracts.fleet import QuotaCut, QuotaSettings, QuotaState, SetQuota
-from quintain.contracts.quota import QuotaTerms
+from quintain.contracts.quota import IMPLIED_ID_PREFIX, MAX_IN_FLIGHT, QuotaTerms
 from quintain.contracts.values import shorten
 from quintain.errors import BadRequest
 from quintain_metadata.quotas.governor import QuotaFigures, smallest_terms
@@ -16,9 +16,13 @@ from quintain_metadata.store.base import Lookup, Moment, SqlProgram, execute, fe
 
 @dataclass(slots=True)
 class QuotaRegistration:
-    """A quota as live workers register it: its name, its terms, its targets with their own limits, and the workers."""
+    """A quota as live workers register it: its name, its terms, its targets with their own limits, and the workers.
+
+    ``is_implied``: nobody names it, so that its calls in flight are bounded by what its targets allow together.
+    """
 
     name: str
+    is_implied: bool = False
     registered: list[QuotaTerms] = field(default_factory=list)
     settings: QuotaSettings | None = None
     targets: dict[str, int] = field(default_factory=dict)
@@ -33,6 +37,9 @@ class QuotaRegistration:
     def terms(self) -> QuotaTerms:
         """The terms in force: the smallest that are registered, and in their place what an administrator set."""
         terms, settings = smallest_terms(self.registered), self.settings
+        if self.is_implied and self.targets:
+            most = min(sum(self.targets.values()), MAX_IN_FLIGHT)
+            terms = terms.model_copy(update={"max": most, "start": min(terms.start, most)})
         if settings is None:
             return terms
         most = settings.concurrency or terms.max
@@ -92,7 +99,7 @@ def read_quotas(moment: Moment) -> SqlProgram[tuple[dict[str, QuotaRegistration]
         if quota_id is None:
             without.add(target)
             continue
-        quota = quotas.setdefault(quota_id, QuotaRegistration(name))
+        quota = quotas.setdefault(quota_id, QuotaRegistration(name, quota_id.startswith(IMPLIED_ID_PREFIX)))
         quota.registered.append(QuotaTerms.from_wire(terms))
         quota.incarnations.add(incarnation)
         if of_target.setdefault(target, quota_id) == quota_id:

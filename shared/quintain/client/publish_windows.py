@@ -1,7 +1,8 @@
 """How many calls of a session to a target with a quota are published at a time.
 
-As many as run, by what their answers tell, and `WINDOW` more: enough that the quota never waits for this client, and so
-few that a target's queue holds little of any session. The others wait here, in order.
+As many as run, by what their answers tell, `WINDOW` more, and a part of those that run, as messages under way take a
+part of the time of a call: enough that the quota never waits for this client, and so few that a target's queue holds
+little of any session. The others wait here, in order.
 """
 
 from __future__ import annotations
@@ -13,8 +14,11 @@ from dataclasses import dataclass, field
 
 from quintain.errors import Expired
 
-#: How many calls are published beyond those that run.
-WINDOW = 64
+#: How many calls are published beyond those that run, and how many more as a part of those.
+WINDOW, RUNNING_SHARE = 64, 0.25
+
+#: How many calls one answer lets be published: the first ones, that found the quota free, say little of the next.
+MAX_PUBLISHED_BY_ANSWER = 12
 
 #: The part of a new answer in the averages of a target.
 NEW_ANSWER_SHARE = 0.1
@@ -33,7 +37,7 @@ class _Window:
 
     @property
     def has_room(self) -> bool:
-        return self.published < WINDOW + self.published * self.running_part
+        return self.published < WINDOW + self.published * self.running_part * (1 + RUNNING_SHARE)
 
 
 class PublishWindows:
@@ -69,8 +73,10 @@ class PublishWindows:
         window.published -= 1
         if seconds:
             window.running_part += NEW_ANSWER_SHARE * (min(1.0, running_seconds / seconds) - window.running_part)
-        while window.waiting and (window.has_room or not self._has_quota(target)):
+        left = MAX_PUBLISHED_BY_ANSWER
+        while window.waiting and ((left and window.has_room) or not self._has_quota(target)):
             admitted = window.waiting.popleft()
             if not admitted.done():
                 window.published += 1
+                left -= 1
                 admitted.set_result(None)

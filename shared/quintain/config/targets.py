@@ -23,7 +23,7 @@ from quintain.contracts.api_request import ApiName
 from quintain.contracts.invoke import InvokeSettings
 from quintain.contracts.ledger import TargetCard
 from quintain.contracts.money import CostTerms
-from quintain.contracts.quota import MAX_IN_FLIGHT, MAX_PER_MINUTE, QuotaCard, QuotaTerms
+from quintain.contracts.quota import IMPLIED_ID_PREFIX, MAX_IN_FLIGHT, MAX_PER_MINUTE, QuotaCard, QuotaTerms
 from quintain.contracts.values import TargetName
 
 PerMinute = Annotated[FiniteFloat, Field(gt=0, le=MAX_PER_MINUTE)]
@@ -95,8 +95,7 @@ def quota_of(target: TargetConfig, quotas: Mapping[str, QuotaConfig]) -> QuotaCa
 
     # All models of a key show the same part of it.
     words = (f"{target.provider} at {urlsplit(url).hostname or url}", model, f"key {digest()[:4]}")
-    # No name of a quota has a colon.
-    quota_id = f"key:{digest(*filter(None, (model,)))[:32]}"
+    quota_id = f"{IMPLIED_ID_PREFIX}{digest(*filter(None, (model,)))[:32]}"
     return QuotaCard(id=quota_id, name=", ".join(filter(None, words)), terms=QuotaTerms())
 
 

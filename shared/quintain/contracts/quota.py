@@ -13,6 +13,9 @@ from quintain.contracts.values import Id, Text
 #: Upper bounds of what a quota may name: calls in flight, and requests or tokens a minute.
 MAX_IN_FLIGHT, MAX_PER_MINUTE = 10_000, 1e12
 
+#: How the id of a quota begins that no file names: no name has a colon.
+IMPLIED_ID_PREFIX = "key:"
+
 
 class QuotaTerms(Message):
     """What is configured of a quota; None is not known.

@@ -178,6 +178,79 @@ def test_calls_that_were_refused_together_cut_the_limit_once() -> None:
     assert granted(on, 1) == [], "what was refused is not replaced at once"
 
 
+def running_after(on: Governor, seconds: float, *, since: float = 0, free: int = 100_000) -> int:
+    """How many calls run after so many seconds without an answer, of a target that may run so many more."""
+    now = since
+    while now < since + seconds:
+        free -= len(granted(on, now, t=free))
+        now = min(max(on.due_at(now, {"t": free}), now + 0.001), since + seconds)
+    return figures(on, now).in_flight
+
+
+def wait_many(on: Governor, count: int = 5000) -> None:
+    wait(on, *(f"{number}" for number in range(count)))
+
+
+def test_calls_that_are_not_refused_for_two_seconds_let_others_start_evenly_before_any_answer() -> None:
+    on = governor(start=20, max=5000)
+    wait_many(on)
+    assert running_after(on, 1.9) == 20
+    assert running_after(on, 2.1, since=1.9) == pytest.approx(40, abs=2)
+    assert running_after(on, 2, since=4) == pytest.approx(80, abs=4)
+    first = len(granted(on, 6))
+    now = on.due_at(6, {"t": 10})
+    assert now - 6 < 0.5, "each starts when its time comes, and not all of two seconds together"
+    assert first + len(granted(on, now)) < 8
+
+
+def test_a_silent_provider_has_no_more_in_flight_than_256_and_twice_what_ran_at_its_last_answer() -> None:
+    on = governor(start=20, max=5000)
+    wait_many(on)
+    assert running_after(on, 60) == 256
+    on.end(60, "0", ANSWERED)
+    assert running_after(on, 60, since=60) == pytest.approx(2 * 256, abs=2)
+
+
+def test_what_waits_for_its_own_target_or_comes_later_was_not_sent_and_lets_nothing_grow() -> None:
+    on = governor(start=20, max=5000)
+    wait_many(on, 30)
+    assert running_after(on, 60, free=15) == 15
+    assert figures(on, 60).limit == 20
+    on = governor(start=20, max=5000)
+    wait_many(on, 20)
+    assert running_after(on, 60) == 20
+    wait_many(on)
+    assert running_after(on, 1.9, since=60) == 20, "no call waited until now"
+
+
+@pytest.mark.parametrize("report", [throttled(), FAILED])
+def test_after_a_refusal_or_a_failure_nothing_grows_by_time_alone(report: TryReport) -> None:
+    on = governor(start=20, max=5000)
+    wait_many(on)
+    running_after(on, 3)
+    before = figures(on, 3).limit
+    on.end(3, "0", report)
+    on.end(3, "1", report)
+    assert running_after(on, 60, since=3) <= before
+    assert figures(on, 63).limit <= before
+
+
+def test_beyond_the_limit_of_a_refusal_that_was_an_accident_it_grows_by_time_again() -> None:
+    on = governor(start=20, max=5000)
+    wait_many(on)
+    ids = granted(on, 0)
+    on.end(1, ids.pop(), throttled())
+    now = 1.0
+    # By answers it comes back to where it was cut, and beyond that by a call.
+    while figures(on, now).limit < 21:
+        now += 1
+        on.end(now, ids.pop(0), ANSWERED)
+        ids += granted(on, now)
+    running = running_after(on, 30, since=now)
+    assert 22 < running < 80
+    assert running_after(on, 30, since=now + 30) > 2 * running
+
+
 @pytest.mark.parametrize("seconds", [2.0, 30.0])
 def test_a_retry_after_holds_the_whole_key(seconds: float) -> None:
     on = governor()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from quintain.client.publish_windows import WINDOW, PublishWindows
+from quintain.client.publish_windows import MAX_PUBLISHED_BY_ANSWER, RUNNING_SHARE, WINDOW, PublishWindows
 from quintain.errors import Expired
 
 
@@ -52,7 +52,21 @@ async def test_as_many_as_run_are_published_beside_the_window(running: int) -> N
         windows.leave("a", running_seconds=1.0, seconds=seconds)
         left += 1
         await asyncio.sleep(0)
-    assert count_published(tasks) - left == pytest.approx(WINDOW + running, rel=0.1)
+    expected = WINDOW + (1 + RUNNING_SHARE) * running
+    assert count_published(tasks) - left == pytest.approx(expected, rel=0.1)
+    await end(tasks)
+
+
+async def test_where_messages_take_little_of_the_time_thousands_are_published_by_a_few_answers_each() -> None:
+    windows = PublishWindows(lambda _: True)
+    tasks = await enter(windows, 6_000)
+    published = count_published(tasks)
+    for _ in range(2 * WINDOW):
+        windows.leave("a", running_seconds=15.0, seconds=17.0)
+        await asyncio.sleep(0)
+        assert count_published(tasks) - published <= MAX_PUBLISHED_BY_ANSWER
+        published = count_published(tasks)
+    assert published > 1_000
     await end(tasks)
 
 
