@@ -323,3 +323,20 @@ def test_each_decision_has_a_number_of_its_own() -> None:
     assert sorted(set(numbers)) == numbers
     for number, page in zip(numbers, pages, strict=True):
         assert page.read_text().startswith(f"# {int(number)}. "), page.name
+
+
+def test_each_promise_has_its_place_and_each_file_of_tests_a_promise() -> None:
+    rows = re.findall(
+        r"^\| (?!promise|---).* \| (tests/.*) \|$", (REPOSITORY / "tests/README.md").read_text(), re.MULTILINE
+    )
+    places = [place.partition("::") for row in rows for place in row.split(", ")]
+    tests = {named(path): path for path in TEST_MODULES if path.name.startswith("test_")}
+    functions = {
+        name: {
+            node.name for node in ast.walk(tree_of(path)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        }
+        for name, path in tests.items()
+    }
+    assert [file for file, _, test in places if test and test not in functions.get(file, ())] == []
+    assert [file for file, _, _ in places if not (REPOSITORY / file).exists()] == []
+    assert tests.keys() - {file for file, _, _ in places} == set()
