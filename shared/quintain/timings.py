@@ -1,6 +1,6 @@
 """The timings of the protocol and of failure handling, in one frozen value that programs pass down, and the clock.
 
-The services of one fleet must agree on them: a metadata service that expects a renewal every 3 s ends the lease of a
+The services of one fleet must agree on them: a metadata service that expects a renewal every 2 s ends the lease of a
 worker that renews every 20 s. The defaults are the documented figures (``docs/protocol/timings.md``). They cover what a
 worker, a metadata service or a host waits for when something is lost, repeated or gone; a wait that belongs to one
 module alone is a constant of that module. All deadlines refer to the clock of the metadata service.

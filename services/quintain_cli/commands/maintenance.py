@@ -79,7 +79,8 @@ def resume(name: TargetArgument, as_json: AsJson = False) -> None:
     if as_json:
         print_json(target_pause)
         return
-    print_stdout(f"resumed  {escape_for_terminal(target_pause.target)}: workers get it within 3 s")
+    seconds = DEFAULT_TIMINGS.heartbeat_seconds
+    print_stdout(f"resumed  {escape_for_terminal(target_pause.target)}: workers get it within {seconds:.0f} s")
     print_stderr("next     quintain status")
 
 
