@@ -238,6 +238,7 @@ class Attempt:
                 # An `ApiRequest` comes with a provider that takes it.
                 request: Any = self.request
                 answer = await self.provider.answer(request, timeout_seconds=remaining_seconds, on_text=on_text)
+            return await answer.with_bill(self.policy.ends_at)
         except ProviderFailure as failure:
             self._record_billing(failure.billing)
             self._failure = failure
@@ -259,7 +260,6 @@ class Attempt:
                 raise
             # The provider let a `CancelledError` of its own escape, which must not stop the worker.
             raise RuntimeError("a provider raised CancelledError") from error
-        return await answer.with_bill()
 
     async def _wait_before_try(self, seconds: float) -> float:
         """Wait ``seconds`` before a try, and longer while the target is paused; returns the seconds left for the try.

@@ -233,7 +233,7 @@ async def _fleet_checks(
 
 def check_services(figures: FleetFigures) -> Iterator[DoctorCheck]:
     """Check the services and targets of a fleet."""
-    told: tuple[tuple[CheckVerdict, Sequence[str]], ...] = (*(("fail", figures.problems), ("warn", figures.warnings)),)
+    told: tuple[tuple[CheckVerdict, Sequence[str]], ...] = (("fail", figures.problems), ("warn", figures.warnings))
     troubles = {"; ".join(trouble): trouble for quota in figures.quotas if (trouble := provider_trouble(quota))}
     for verdict, texts in told:
         for text in texts:

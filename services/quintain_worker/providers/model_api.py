@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import math
+import re
 import time
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
@@ -22,6 +22,7 @@ from quintain.config.targets import AnthropicTarget, OpenAITarget
 from quintain.contracts.api_request import ApiRequest
 from quintain.contracts.invoke import InvokeRequest
 from quintain.contracts.message import MAX_BODY_BYTES
+from quintain.contracts.money import MAX_COST_USD
 from quintain.contracts.quota import RateReport, TryOutcome
 from quintain.errors import BadRequest, ConfigError, ReplyTooLarge
 from quintain.runtime.http_client import ConnectionLost, HttpClient, NotSent
@@ -67,8 +68,8 @@ TELL_BILLS = frozenset({"openrouter.ai"})
 #: How long is waited before each question for a bill, in seconds: a record is there some seconds after its generation.
 BILL_WAITS = (1.0, 2.0, 4.0)
 
-#: How long one answer to it may take, in seconds, and the longest id that is asked for, in characters.
-BILL_SECONDS, MAX_ID_LENGTH = 5.0, 200
+#: How long one answer to it may take, in seconds, and the ids that are asked for.
+BILL_SECONDS, _GENERATION_ID = 5.0, re.compile(r"[!-~]{1,200}")
 
 
 def model_provider(name: str, target: OpenAITarget | AnthropicTarget, context: ProviderContext) -> ModelProvider:
@@ -142,10 +143,10 @@ class ModelProvider(ApiProvider):
 
     def _ask_bill(self, call: ProviderCall, reply: ProviderReply) -> AskBill:
         """Return how the vendor is asked what this generation cost, if it tells that, and by which id."""
-        if not self._tells_bills or not reply.generation_id:
+        if not self._tells_bills or not _GENERATION_ID.fullmatch(reply.generation_id):
             return no_bill
         version = "/v1" if call.api == "messages" else ""
-        path = f"{version}/generation?{urlencode({'id': reply.generation_id[:MAX_ID_LENGTH]})}"
+        path = f"{version}/generation?{urlencode({'id': reply.generation_id})}"
         return partial(self._bill, path)
 
     async def _bill(self, path: str) -> float | None:
@@ -157,9 +158,12 @@ class ModelProvider(ApiProvider):
             except (NotSent, ConnectionLost, TimeoutError, ReplyTooLarge, ValueError, RecursionError):
                 continue
             record = body.get("data") if isinstance(body, dict) else None
-            if isinstance(record, dict) and isinstance(usd := record.get("total_cost"), int | float):
+            if not isinstance(record, dict):
+                continue
+            usd = record.get("total_cost")
+            if isinstance(usd, int | float) and not isinstance(usd, bool):
                 # With a key of one's own at the model's vendor, that one bills too.
-                return float(usd) if math.isfinite(usd) and usd >= 0 and not record.get("is_byok") else None
+                return float(usd) if 0 <= usd <= MAX_COST_USD and not record.get("is_byok") else None
         return None
 
     async def close(self) -> None:

@@ -5,6 +5,7 @@ A provider makes one try per call. Retries, deadlines, budgets and replies belon
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 from abc import ABC, abstractmethod
@@ -101,11 +102,19 @@ class ProviderAnswer:
             return False
         return usage.input <= 0 or (usage.output <= 0 and self._has_content())
 
-    async def with_bill(self) -> ProviderAnswer:
-        """Return it without token counts that say nothing, and what has none with its bill, where the vendor tells."""
-        if self.token_usage is not None and not self.has_empty_usage:
-            return self
-        return dataclasses.replace(self, token_usage=None, billed_usd=await self.ask_bill())
+    async def with_bill(self, ends_at: float) -> ProviderAnswer:
+        """Return it without token counts that say nothing, and what has none with its bill, where the vendor tells.
+
+        Its caller waits for the answer until ``ends_at``, in the loop's seconds: so long the vendor is asked.
+        """
+        answer = dataclasses.replace(self, token_usage=None) if self.has_empty_usage else self
+        if answer.token_usage is not None or self.ask_bill is no_bill:
+            return answer
+        try:
+            async with asyncio.timeout_at(ends_at):
+                return dataclasses.replace(answer, billed_usd=await self.ask_bill())
+        except TimeoutError:
+            return answer
 
     def _has_content(self) -> bool:
         if self.body is None:

@@ -102,6 +102,8 @@ async def test_a_generation_of_unknown_bill_is_asked_about_until_its_record_is_t
         NOT_FOUND,
         record(total_cost=None),
         record(total_cost=-1),
+        record(total_cost=True),
+        ScriptedResponse(body=b'{"data": {"total_cost": 1' + b"0" * 400 + b"}}"),
         record(is_byok=True),
         ScriptedResponse(body=[1]),
         ScriptedResponse(body=b"{"),
@@ -129,11 +131,17 @@ async def test_what_is_never_told_stays_unknown(
         (StreamedResponse(events=[CHUNK], then="reset"), "http://openrouter.ai.example/api"),
         (StreamedResponse(events=[], then="reset"), "http://openrouter.ai/api"),
         (ScriptedResponse(body={key: WITHOUT_USAGE[key] for key in ("choices",)}), "http://openrouter.ai/api"),
+        (ScriptedResponse(body={**WITHOUT_USAGE, "id": "gen-\ud800"}), "http://openrouter.ai/api"),
+        (ScriptedResponse(body={**WITHOUT_USAGE, "id": "g" * 201}), "http://openrouter.ai/api"),
+        (ScriptedResponse(headers={"x-generation-id": "gén"}, body=WITHOUT_USAGE), "http://openrouter.ai/api"),
         (ScriptedResponse(body=CHAT.answer("Paris")), "http://openrouter.ai/api"),
         (ScriptedResponse(status=500, headers=HEADER, body={"error": {"message": "no"}}), "http://openrouter.ai/api"),
         (ScriptedResponse(status=429, headers=HEADER, body={"error": {"message": "no"}}), "http://openrouter.ai/api"),
     ],
-    ids=["another vendor", "no chunk", "no id", "with its usage", "a failure that is free", "throttled"],
+    ids=[
+        *("another vendor", "no chunk", "no id", "half a character", "too long an id", "another encoding"),
+        *("with its usage", "a failure that is free", "throttled"),
+    ],
 )
 async def test_nothing_is_asked_without_an_id_or_where_the_bill_is_known(
     ledger: FakeLedgerService,

@@ -31,6 +31,16 @@ REQUEST = InvokeRequest(question="x")
 YES = ProviderAnswer(text="yes")
 
 
+async def never() -> float:
+    """What a vendor that is asked for its bill and never answers does."""
+    await asyncio.sleep(3600)
+    return 0.0
+
+
+#: An answer of unknown cost, of a vendor that is asked for it.
+UNTOLD = ProviderAnswer(text="yes", ask_bill=never)
+
+
 class ScriptedProvider:
     """A provider that does what its script says, one turn a try; it keeps how long it was given each time."""
 
@@ -242,10 +252,11 @@ def test_a_fault_says_what_the_ledger_will_say(fault: Fault, charged: bool, kind
         ([failure(Billing.UNKNOWN, retry_after=1)], AttemptOutcome.IN_DOUBT, True),
         ([failure(Billing.UNBILLED), 30.0], AttemptOutcome.IN_DOUBT, True),
         ([], AttemptOutcome.REFUND, False),
+        ([UNTOLD], AttemptOutcome.IN_DOUBT, True),
     ],
 )
 async def test_an_attempt_that_is_taken_back_owes_what_its_tries_so_far_may_cost(
-    turns: list[BaseException | float], outcome: AttemptOutcome, charged: bool
+    turns: list[ProviderAnswer | BaseException | float], outcome: AttemptOutcome, charged: bool
 ) -> None:
     provider = ScriptedProvider(*turns)
     attempt = attempt_of(provider)
@@ -259,6 +270,12 @@ async def test_an_attempt_that_is_taken_back_owes_what_its_tries_so_far_may_cost
     ending = attempt.cancelled_result()
     assert isinstance(ending.fault, Cancelled)
     assert (ending.outcome, ending.fault.charged, ending.tries) == (outcome, charged, len(turns))
+
+
+async def test_a_vendor_is_asked_for_its_bill_as_long_as_the_caller_waits_for_the_answer() -> None:
+    skip_waits()
+    ending = await attempt_of(ScriptedProvider(UNTOLD), seconds=3).run()
+    assert (ending.answer, ending.outcome, ending.fault) == (UNTOLD, AttemptOutcome.RESULT, None)
 
 
 # Pauses of a target.
