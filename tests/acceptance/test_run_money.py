@@ -122,7 +122,7 @@ async def test_what_a_run_holds_is_told_and_released_by_the_vendors_bill(shell: 
 
 
 #: What a row really costs, of a target and of one that costs a quarter of it: `ANSWER` and its judgement.
-ROW_USD, CASES = 0.0037, 240
+ROW_USD, CASES = 0.0037, 560
 
 
 @pytest.mark.timeout(240)
@@ -139,10 +139,10 @@ async def test_a_run_without_failures_uses_its_limit_in_whole_rows(shell: Comman
         )
         evaluation = shell.folder / "eval.yaml"
         evaluation.write_text(evaluation.read_text().replace("[small]", json.dumps(targets)))
-        limit = 200 * ROW_USD * (1 if len(targets) == 1 else 0.625)
+        limit = 500 * ROW_USD * (1 if len(targets) == 1 else 0.625)
         stopped = await run_within(shell, limit, code=4)
         spent = amounts(shell)
-        assert 0.93 * limit * DOLLAR <= spent["spent"] <= limit * DOLLAR
+        assert 0.97 * limit * DOLLAR <= spent["spent"] <= limit * DOLLAR
         assert (spent["held"], spent["reserved"], spent["spent"]) == (0, 0, provider.bill)
         rows = rows_of(shell.folder / OUTPUT)
         assert {row["status"] for row in rows} == {"graded"}
@@ -228,8 +228,9 @@ async def test_the_bill_is_the_same_everywhere_and_the_providers_own(shell: Comm
     assert rows["grader", "judge"] == rows["role", "judge"]
 
 
-def test_what_is_no_amount_is_told_before_anything_is_asked(shell: CommandLine) -> None:
-    for words, amount in ((("run", "eval.yaml"), "25$"), (("session", "open", "small"), "nan"), (("check",), "0")):
+@pytest.mark.parametrize("amount", ["0", "-1", "nan", "1e400", "25$", "1000001"])
+def test_what_is_no_amount_is_told_before_anything_is_asked(shell: CommandLine, amount: str) -> None:
+    for words in (("run", "eval.yaml"), ("session", "open", "small"), ("check",)):
         assert "--max-cost-usd" in shell.run(*words, f"--max-cost-usd={amount}", code=2).stderr
 
 

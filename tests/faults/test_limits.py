@@ -247,7 +247,7 @@ async def test_a_limit_in_flight_that_nobody_names_is_found_and_followed(broker_
 
 
 @pytest.mark.xdist_group("fleets")
-async def test_four_thousand_long_calls_of_a_provider_that_refuses_none_take_a_minute(
+async def test_thousands_of_long_calls_are_in_flight_at_a_provider_that_refuses_none(
     broker_url: str, record: Record
 ) -> None:
     calls = 4_000
@@ -260,10 +260,12 @@ async def test_four_thousand_long_calls_of_a_provider_that_refuses_none_take_a_m
             began = asyncio.get_running_loop().time()
             await call_many(broker_url, session.token, calls, in_flight=calls)
             seconds = asyncio.get_running_loop().time() - began
-    record(f"{calls:,} calls of {LONG_SECONDS:.0f} s: seconds, most in flight", [seconds, max(provider.busy.values())])
+    most = max(provider.busy.values())
+    record(f"{calls:,} calls of {LONG_SECONDS:.0f} s: seconds, most in flight", [seconds, most])
     assert {status for _, status in provider.answered} == {200}
     assert provider.answered.total() == calls
-    assert seconds <= 60
+    # Without growth by calls that were not refused it stays at 256; how many seconds that takes is the machine's.
+    assert most >= calls / 4
 
 
 async def mean_in_flight(provider: LimitedProvider, seconds: float) -> float:

@@ -46,7 +46,7 @@ class TargetFigures(Message):
 
     ``queued`` and ``workers`` (that serve it, or hosts) are None where they are not known. ``running`` and ``limit``
     are those of the ledger, else the sums of the services that answer. ``wait`` and ``service`` are times in the queue
-    and in the provider. They, ``faults``, tokens and cost are those of the last `WINDOW_SECONDS` of the model;
+    and in the provider. They, ``faults``, tokens and cost are those of the last five minutes;
     ``calls_per_minute`` are ended attempts of the last minute. ``paused_until`` is in milliseconds since the epoch.
     ``workers_by_fingerprint`` are the workers' ids by the fingerprint of their configuration, and ``different_ms`` is
     for how long there have been several.

@@ -217,3 +217,11 @@ async def test_unknown_keys_are_ignored_and_named_and_unknown_settings_refused(g
     lenient = {"question": "x", "settings": {**settings, "unsupported": "ignore"}}
     status, answer = await gateway_client.post("/invoke", lenient)
     assert (status, answer["ignored"]) == (200, ["temprature"])
+
+
+async def test_parallel_batches_overspend_nothing(fleet: MemoryFleet) -> None:
+    async with open_gateway_client(fleet.gateway_url, (await fleet.open_session(DEFAULT_TARGET, 10)).token) as door:
+        batch = {"requests": [{"question": str(number)} for number in range(4)]}
+        answers = await asyncio.gather(*(door.post("/invokeBatch", batch) for _ in range(5)))
+        assert sorted(status for status, _ in answers) == [200, 200, 429, 429, 429]
+        assert await door.read_call_count() == 8

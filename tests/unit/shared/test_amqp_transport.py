@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from quintain.bus.base import Delivery
+from quintain.bus.base import Delivery, Envelope
 from quintain.bus.memory import MemoryBroker, MemoryBus
 from quintain.client import amqp_transport
 from quintain.client.amqp_transport import AmqpTransport
@@ -16,8 +16,8 @@ from quintain.client.client import Client
 from quintain.client.sessions import MAX_SESSIONS, DefaultTargets
 from quintain.contracts.credentials import SessionToken
 from quintain.contracts.group import INVOKE_GROUP_TYPE
-from quintain.contracts.headers import DEADLINE_HEADER, PROOF_HEADER, REQUEST_ID_HEADER, TOKEN_HEADER
-from quintain.contracts.invoke import InvokeRequest, OutputMessage, Result, TokenUsage
+from quintain.contracts.headers import CHUNK_TYPE, DEADLINE_HEADER, PROOF_HEADER, REQUEST_ID_HEADER, TOKEN_HEADER
+from quintain.contracts.invoke import Chunk, InvokeRequest, OutputMessage, Result, TokenUsage
 from quintain.contracts.message import Message
 from quintain.contracts.session import Info, SessionState
 from quintain.errors import (
@@ -33,7 +33,7 @@ from quintain.errors import (
 from quintain.rpc.groups import split_group
 from quintain.rpc.requests import RpcClient
 from quintain.rpc.server import delivery_credential, send_reply
-from quintain.topology import METADATA_QUEUE, METADATA_TOPOLOGY, UNROUTED_QUEUE, target_queue, target_topology
+from quintain.topology import METADATA_QUEUE, METADATA_TOPOLOGY, REPLY, UNROUTED_QUEUE, target_queue, target_topology
 from support.skipped_time import skip_waits
 
 
@@ -70,6 +70,8 @@ class RecordingFleet:
     bodies: list[bytes] = field(default_factory=list)
     types: list[str] = field(default_factory=list)
     group_slots: dict[str, int] | None = None
+    #: The bodies of the chunks that come before each reply.
+    chunks: list[bytes] = field(default_factory=list)
 
     async def on_call(self, delivery: Delivery) -> None:
         key = delivery.routing_key or "(none)"
@@ -79,6 +81,9 @@ class RecordingFleet:
         for call in split_group(delivery) if delivery.type == INVOKE_GROUP_TYPE else [delivery]:
             self.arrived.append(key)
             self.bodies.append(call.body)
+            for body in self.chunks:
+                chunk = Envelope(body=body, type=CHUNK_TYPE, correlation_id=call.correlation_id, persistent=False)
+                await self.bus.publish(REPLY, call.reply_to or "", chunk)
             script = self.answers.setdefault(key, [answer(key)])
             await send_reply(self.bus, call, script.pop(0) if len(script) > 1 else script[0])
 
@@ -241,3 +246,11 @@ async def test_words_of_a_ledger_and_the_end_of_the_time_are_passed_on(fleet: Re
         await send(fleet)
     assert told.value.charged == word.charged
     assert len(fleet.heard) == 1
+
+
+async def test_a_chunk_that_cannot_be_read_is_dropped_and_the_answer_is_whole(fleet: RecordingFleet) -> None:
+    one, pieces = Chunk(attempt=1, seq=0, delta="y"), list[Chunk]()
+    fleet.chunks = [b"{", one.to_wire(), b'{"attempt": "x"}', b""]
+    request = InvokeRequest(question="x", target="a")
+    assert (await fleet.client.send(request, on_chunk=pieces.append)).raw_text == "yes"
+    assert pieces == [one]
