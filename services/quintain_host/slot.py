@@ -104,17 +104,9 @@ class LeaseSlot:
         while not self.is_draining:
             self._prepare_queue()
             try:
-                async with self._next_request() as request:
-                    self._is_busy = True
-                    lease = await self._offer(request)
-                if lease is not None:
-                    with logs.log_context(request_id=lease.request_id):
-                        log.debug("A lease begins")
-                        await self._serve_lease(lease)
-                        log.debug("A lease has ended")
-                    if self._after_lease is not None and await self._after_lease():
-                        self.is_draining = True
-                        self._must_end()
+                if await self._serve_next() and self._after_lease is not None and await self._after_lease():
+                    self.is_draining = True
+                    self._must_end()
             except BusError as error:
                 self._no_lease.failed(error)
                 await asyncio.sleep(self._timings.host_pause_seconds)
@@ -123,6 +115,24 @@ class LeaseSlot:
                 await asyncio.sleep(self._timings.host_pause_seconds)
             finally:
                 self._is_busy = False
+
+    async def _serve_next(self) -> bool:
+        """Serve the next lease that is requested; returns False where its driver has gone."""
+        lease: HostedLease | None = None
+        try:
+            async with self._next_request() as request:
+                self._is_busy = True
+                lease = await self._offer(request)
+            if lease is not None:
+                with logs.log_context(request_id=lease.request_id):
+                    log.debug("A lease begins")
+                    await self._serve_lease(lease)
+                    log.debug("A lease has ended")
+            return lease is not None
+        finally:
+            # Also one that was offered while the slot is cancelled.
+            if lease is not None:
+                await self._close_lease(lease)
 
     def _prepare_queue(self) -> PrivateQueue:
         if self._next_queue is None:
@@ -198,11 +208,6 @@ class LeaseSlot:
                 await lease.wait_closed()
         except (Unroutable, QueueFull):
             log.info("A lease of %s ends at once: its driver has gone", self._name)
-        finally:
-            await self._close_lease(lease)
-            if self.lease is not None:
-                self.lease = None
-                self._counters.count(LEASE_ENDED)
 
     async def _close_lease(self, lease: HostedLease) -> None:
         try:
@@ -215,6 +220,9 @@ class LeaseSlot:
             self._counters.on_address("", "")
             # The next lease does not wait for the deletion of this one's queue.
             start_task(self._closing_tasks, lease.close_queue())
+            if self.lease is not None:
+                self.lease = None
+                self._counters.count(LEASE_ENDED)
 
     async def wait_closed(self) -> None:
         """Wait until the queues of ended leases are deleted, and that of the next one."""

@@ -318,6 +318,28 @@ async def test_a_host_that_stops_tears_down_what_is_leased(host_client: HostClie
         await leased.call(SetConfig(values={"persona": "x"}))
 
 
+async def test_a_host_that_stops_just_after_it_offered_a_lease_ends_it(
+    host_client: HostClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await host_client.serve()
+    assert host_client.host is not None
+    [slot], is_offered = host_client.host._slots, asyncio.Event()
+    await wait_until(lambda: slot._request_consumer is not None)
+
+    async def drain(consumer: Consumer, seconds: float) -> None:
+        monkeypatch.undo()
+        is_offered.set()
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr(type(slot._request_consumer), "drain", drain)
+    leasing = asyncio.create_task(host_client.lease(slot_seconds=0.5))
+    await is_offered.wait()
+    await host_client.host.stop(0)
+    with pytest.raises(NoAnswer):  # it was told, and has asked for another one
+        async with asyncio.timeout(10):
+            await leasing
+
+
 async def test_leases_and_runs_are_counted_by_how_they_ended(host_client: HostClient) -> None:
     release = threading.Event()
 
