@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import os
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import calls
@@ -53,8 +56,9 @@ MOST_CPU: dict[providers.Row, tuple[str, float, float]] = {
     providers.Row(32, is_streamed=True): (providers.AIOHTTP, 2.0, 3.0),
 }
 
-#: How far above the promise the short form may be: it measures for a few seconds only.
-CPU_TOLERANCE = 0.25
+#: How far above the promise the short form may be, because it measures for a few seconds only; and how many times as
+#: long it measures what was not within its limits, before that counts.
+CPU_TOLERANCE, LONGER = 0.25, 3
 
 
 def share_of_others() -> float:
@@ -70,17 +74,30 @@ def share_of_others() -> float:
     return busy / (busy + idle + iowait)
 
 
-async def keeps_cpu(options: calls.Options, *, is_busy: bool) -> bool:
-    """Whether calls to a provider over HTTP cost no more than they may; on a busy machine that is the last figure."""
-    is_kept = True
-    for row, (side, *limits) in MOST_CPU.items():
-        most = limits[is_busy] * (1 + CPU_TOLERANCE)
-        found = await providers.compare_providers(options, [row], [side, providers.QUINTAIN])
-        cpu = {one.side: sum(one.cpu_us.values()) for one in found}
-        ratio = cpu[providers.QUINTAIN] / cpu[side]
-        print(f"{row.name} in flight: {ratio:.2f} of the CPU of the {side}, promised {limits[0]}, at most {most:.2f}")
-        is_kept = is_kept and ratio <= most
-    return is_kept
+def cpu_ratio(row: providers.Row, side: str, options: calls.Options) -> float:
+    """Return what a call to a provider over HTTP costs all our processes, as a part of what it costs the side."""
+    found = asyncio.run(providers.compare_providers(options, [row], [side, providers.QUINTAIN]))
+    cpu = {one.side: sum(one.cpu_us.values()) for one in found}
+    return cpu[providers.QUINTAIN] / cpu[side]
+
+
+def rate_ratio(options: calls.Options) -> float:
+    """Return what 100 calls in flight have of the bare loop's rate."""
+    found = asyncio.run(calls.in_flight(options, (100,), [CHECKED_SIDE]))
+    return statistics.median(next(one.ratios for one in found if one.side == CHECKED_SIDE))
+
+
+def is_kept(
+    what: str, measure: Callable[[calls.Options], float], options: calls.Options, limits: tuple[float, float]
+) -> bool:
+    """Whether a ratio is within its limits; one that is not is measured again for longer, and that counts."""
+    least, most = limits
+    for each in (options, replace(options, seconds=LONGER * options.seconds)):
+        ratio = measure(each)
+        print(f"{what}: {ratio:.2f}, at least {least:.2f}, at most {most:.2f}", flush=True)
+        if least <= ratio <= most:
+            return True
+    return False
 
 
 def check() -> int:
@@ -89,18 +106,23 @@ def check() -> int:
     On a machine that other programs keep busy, a smaller part of the rate is enough.
     """
     others = share_of_others()
+    is_busy = others > MAX_OTHERS
+    if is_busy:
+        print(f"other programs took {others:.0%} of the processors' time: limits of a busy machine")
+    least = recorded_ratio(CHECKED_TABLE, "100", CHECKED_SIDE) * (1 - TOLERANCE) * (BUSY_PART if is_busy else 1)
     with running_server(RABBITMQ, environment(), print) as broker, tempfile.TemporaryDirectory() as folder:
         options = calls.Options(broker.url, Path(folder), 1.0, 3)
-        found = asyncio.run(calls.in_flight(options, (100,), [CHECKED_SIDE]))
-        is_kept = asyncio.run(keeps_cpu(options, is_busy=others > MAX_OTHERS))
-    ratio = statistics.median(next(one.ratios for one in found if one.side == CHECKED_SIDE))
-    recorded = recorded_ratio(CHECKED_TABLE, "100", CHECKED_SIDE)
-    print(f"{CHECKED_SIDE}, 100 in flight: {ratio:.2f} of the bare loop's rate, recorded {recorded:.2f}")
-    least = recorded * (1 - TOLERANCE)
-    if others > MAX_OTHERS:
-        least *= BUSY_PART
-        print(f"other programs took {others:.0%} of the processors' time before it: {least:.2f} is enough")
-    return int(ratio < least or not is_kept)
+        kept = [
+            is_kept(
+                f"{row.name} in flight, CPU : {side}",
+                partial(cpu_ratio, row, side),
+                options,
+                (0.0, limits[is_busy] * (1 + CPU_TOLERANCE)),
+            )
+            for row, (side, *limits) in MOST_CPU.items()
+        ]
+        kept.append(is_kept(f"{CHECKED_SIDE}, 100 in flight, rate : bare loop", rate_ratio, options, (least, math.inf)))
+    return int(not all(kept))
 
 
 def main() -> None:
