@@ -58,11 +58,10 @@ for line in sys.stdin:
 """
 
 
-@pytest.fixture(params=["memory", "rabbit"])
-async def fleet(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[MemoryFleet]:
-    url = request.getfixturevalue("broker_url") if request.param == "rabbit" else "memory://"
+@pytest.fixture
+async def fleet(tmp_path: Path) -> AsyncIterator[MemoryFleet]:
     (tmp_path / "agent.py").write_text(AGENT)
-    async with memory_fleet(tmp_path, CONFIG, {"PATH": "/usr/bin:/bin"}, broker_url=url) as running:
+    async with memory_fleet(tmp_path, CONFIG, {"PATH": "/usr/bin:/bin"}) as running:
         yield running
 
 

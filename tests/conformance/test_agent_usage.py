@@ -30,7 +30,7 @@ targets:
     child_session: {targets: [model], max_calls: 8}
   dear: {<<: *agent, price: *price}
   retail: {<<: *agent, price: {per_call: 0.05}}
-  slow: {<<: *agent, timeout_seconds: 3}
+  slow: {<<: *agent, timeout_seconds: 1}
 """
 
 #: Calls the model as often as it is asked to, and reports what it is told to, or fails as it is told to.
@@ -55,11 +55,10 @@ for line in sys.stdin:
 """
 
 
-@pytest.fixture(params=["memory", "rabbit"])
-async def fleet(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[MemoryFleet]:
-    url = request.getfixturevalue("broker_url") if request.param == "rabbit" else "memory://"
+@pytest.fixture
+async def fleet(tmp_path: Path) -> AsyncIterator[MemoryFleet]:
     (tmp_path / "agent.py").write_text(AGENT)
-    async with memory_fleet(tmp_path, CONFIG, {"PATH": "/usr/bin:/bin"}, broker_url=url) as running:
+    async with memory_fleet(tmp_path, CONFIG, {"PATH": "/usr/bin:/bin"}) as running:
         yield running
 
 

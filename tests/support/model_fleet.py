@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
 import yaml
 
 from quintain.bus.connect import open_bus
@@ -38,11 +37,6 @@ targets:
   limited: {provider: openai, model: served, base_url: "{url}/limited/v1"}
   claude: {provider: anthropic, model: served, base_url: "{url}"}
 """
-
-#: For a suite whose promise a broker may break in its own way: large messages, and clients that wait and leave.
-OVER_EACH_BUS = pytest.mark.parametrize(
-    "bus_url", ["memory", pytest.param("rabbit", marks=pytest.mark.broker)], indirect=True, scope="module"
-)
 
 
 @dataclass(frozen=True)

@@ -56,16 +56,6 @@ async def test_a_target_is_described_in_its_current_configuration(remote: Remote
     await target.teardown()
 
 
-async def test_an_unknown_slot_and_an_unknown_query_are_errors_and_the_lease_goes_on(remote: RemoteFactory) -> None:
-    target = remote.create()
-    with pytest.raises(Exception, match="loudness"):
-        target.set_config("loudness", "11")
-    with pytest.raises(Exception, match="weather"):
-        target.query("weather")
-    assert await shown(target, ["emit", "still here"]) == ["still here"]
-    await target.teardown()
-
-
 async def test_a_reset_clears_the_last_run_and_a_lease_begins_anew(remote: RemoteFactory) -> None:
     for _ in range(3):  # there are two slots
         target = remote.create()
@@ -111,15 +101,6 @@ async def test_several_events_wait_at_once_and_are_answered_in_any_order(remote:
     await target.teardown()
 
 
-async def test_a_value_may_be_left_as_it_is(remote: RemoteFactory) -> None:
-    async def leave(event: Any) -> Any:
-        return QUINTAIN_TYPES.responses["ControllableNoInjection"](event=event, controllable=event.controllable)
-
-    target = remote.create()
-    assert await shown(target, ["ask", "a"], answer=leave) == ["a", [None]]
-    await target.teardown()
-
-
 async def test_many_events_and_large_ones_arrive_once_and_in_order(remote: RemoteFactory) -> None:
     target = remote.create()
     large = "ü" * 400_000
@@ -133,37 +114,6 @@ async def test_what_a_target_raises_ends_the_run_and_not_the_lease(remote: Remot
     with pytest.raises(Exception, match="out of paper"):
         await shown(target, ["emit", "a"], ["fail", "out of paper"], ["emit", "b"])
     assert await shown(target, ["emit", "c"]) == ["c"]
-    await target.teardown()
-
-
-class Refused(Exception):
-    pass
-
-
-async def refuse(event: Any) -> Any:
-    raise Refused("not today")
-
-
-async def test_what_the_driver_raises_comes_back_as_the_same_object(remote: RemoteFactory) -> None:
-    raised: list[Exception] = []
-
-    async def answer(event: Any) -> Any:
-        raised.append(Refused("not today"))
-        raise raised[0]
-
-    target = remote.create()
-    with pytest.raises(Refused) as caught:
-        await shown(target, ["ask", "a"], ["emit", "unseen"], answer=answer)
-    assert caught.value is raised[0]
-    await target.teardown()
-
-
-async def test_a_target_may_handle_what_the_driver_raises(remote: RemoteFactory) -> None:
-    target = remote.create()
-    contents = await shown(target, ["try", "a"], ["emit", "b"], answer=refuse)
-    assert contents[0] == "a"
-    assert "not today" in contents[1]["error"]
-    assert contents[2:] == ["b"]
     await target.teardown()
 
 

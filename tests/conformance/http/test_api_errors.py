@@ -195,7 +195,7 @@ async def test_what_a_quota_holds_until_its_deadline_is_429(fleet: ModelFleet) -
     fleet.provider.set_responses(ScriptedResponse(status=429, headers={"retry-after": "60"}, body=slow_down))
     token = await fleet.token(5)
     async with official_clients(fleet.url, token) as clients, open_gateway_client(fleet.url, token) as door:
-        deadline = (await door.get("/info"))[1]["now"] + 3000
+        deadline = (await door.get("/info"))[1]["now"] + 1500
         more = {"model": "limited", "extra_headers": {"x-quintain-deadline": str(deadline)}}
         calls = (
             clients.ask[api](**{**ASK, **more}, stream=stream)

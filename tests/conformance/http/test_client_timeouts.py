@@ -27,7 +27,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 PATH = "/v1/chat/completions"
 HELLO: Any = [{"role": "user", "content": "Hello"}]
-FULL = "targets: {full: {provider: mock, delay_ms: 6000, max_concurrency: 1}}\n"
+FULL = "targets: {full: {provider: mock, delay_ms: 3500, max_concurrency: 1}}\n"
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -54,7 +54,7 @@ async def test_a_throttled_call_is_429_before_its_client_gives_up(fleet: ModelFl
     fleet.provider.set_responses(ScriptedResponse(status=429, headers={"retry-after": "30"}, body={}))
     token = await fleet.token()
     asked = [
-        ask(fleet, client, "limited", token, stream=stream, timeout=8)
+        ask(fleet, client, "limited", token, stream=stream, timeout=4)
         for client in ("chat", "messages")
         for stream in (False, True)
     ]
@@ -88,8 +88,9 @@ async def test_a_call_that_still_waits_is_504_before_its_client_gives_up(fleet: 
             assert await door.read_call_count() == 1
 
 
-@pytest.mark.parametrize("options", [{}, {"default_headers": {"idempotency-key": "mine"}}])
-@pytest.mark.parametrize("client", ["chat", "messages"])
+@pytest.mark.parametrize(
+    ("client", "options"), [("chat", {}), ("messages", {"default_headers": {"idempotency-key": "mine"}})]
+)
 async def test_a_call_at_its_provider_goes_on_and_the_clients_retry_joins_it(
     fleet: ModelFleet, client: str, options: dict[str, Any]
 ) -> None:

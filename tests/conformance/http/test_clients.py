@@ -104,18 +104,6 @@ async def test_an_invoke_is_a_result(open_client: OpenClient) -> None:
     assert result.duration_ms >= 0
 
 
-async def test_a_conversation_and_a_target_are_carried(open_client: OpenClient) -> None:
-    turns = [
-        quintain.ChatMessage(role="user", content="first"),
-        quintain.ChatMessage(role="assistant", content="second"),
-        quintain.ChatMessage(role="user", content="thïrd 𝄞 \u2028"),
-    ]
-    settings = quintain.InvokeSettings(temperature=0.5, max_tokens=7)
-    async with open_client("judge") as target:
-        result = await target.invoke(messages=turns, target="echo", settings=settings)
-    assert (result.target, result.raw_text) == ("echo", "thïrd 𝄞 \u2028")
-
-
 async def test_the_same_request_id_is_the_same_call_whether_its_target_is_named_or_the_default(
     open_client: OpenClient,
 ) -> None:
@@ -204,59 +192,6 @@ async def test_a_batch_keeps_its_order_and_loses_nothing_to_a_bad_item(open_clie
             await target.invoke_batch("abc")
 
 
-async def test_a_batch_is_reserved_all_or_nothing_and_asked_at_once(open_client: OpenClient) -> None:
-    async with open_client("slow", 10) as target:
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        items = await target.invoke_batch([str(number) for number in range(8)])
-        assert loop.time() - began < 6  # one after the other they take 8 s
-        assert [item.result and item.result.raw_text for item in items] == [str(number) for number in range(8)]
-        with pytest.raises(quintain.BudgetExhausted) as spent:
-            await target.invoke_batch(["a", "b", "c"])
-        assert spent.value.message == "Batch would exceed max calls (current: 8, batch: 3, limit: 10)"
-        assert (await target.get_info()).call_count == 8
-
-
-async def test_a_deadline_is_kept(open_client: OpenClient) -> None:
-    # No machine is so loaded that its fleet needs the minute of this provider to say that half a second has passed.
-    async with open_client("stuck") as target, asyncio.timeout(45):
-        with pytest.raises((quintain.Expired, quintain.TimedOut)):
-            await target.send(quintain.InvokeRequest(question="x"), deadline_seconds=0.5)
-        items = await target.invoke_batch(["y"], deadline_seconds=0.5)
-        assert isinstance(items[0].fault, (quintain.Expired, quintain.TimedOut))
-
-
-async def test_a_call_whose_task_is_cancelled_is_taken_back(open_client: OpenClient) -> None:
-    async with open_client("stuck") as target:
-        for work in (target.invoke("x"), target.invoke_batch(["x", "y"])):
-            before = (await target.get_info()).in_doubt
-            asking = asyncio.ensure_future(work)
-            async with asyncio.timeout(60):
-                while (await target.get_info()).running == 0:
-                    await asyncio.sleep(0.02)
-                asking.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await asking
-                while (info := await target.get_info()).running + info.reserved:
-                    await asyncio.sleep(0.02)
-            # It had reached its provider, so it may have been paid for; nothing runs on.
-            assert info.in_doubt + info.committed + info.refunded > before
-            assert info.committed == 0
-
-
-async def test_a_named_call_goes_on_when_its_asker_leaves(open_client: OpenClient) -> None:
-    async with open_client("slow") as target:
-        asking = asyncio.ensure_future(target.send(quintain.InvokeRequest(question="x"), request_id="again"))
-        async with asyncio.timeout(60):
-            while (await target.get_info()).running == 0:
-                await asyncio.sleep(0.02)
-            asking.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await asking
-            result = await target.send(quintain.InvokeRequest(question="x"), request_id="again")
-        assert (result.raw_text, (await target.get_info()).call_count) == ("x", 1)
-
-
 async def test_an_administrator_opens_lists_shows_and_amends(admin: Admin) -> None:
     first = await admin.open(OpenSession(default_target="echo", max_calls=2, label="a & b?"))
     second = await admin.open(OpenSession(default_target="judge"))
@@ -279,10 +214,3 @@ async def test_a_session_that_is_not_there_is_a_bad_request(admin: Admin, sessio
         await admin.amend(AmendSession(session_id=session_id, max_calls=1))
     with pytest.raises(quintain.BadRequest):
         await admin.show("x" * 201)  # too long for any
-
-
-async def test_the_wrong_admin_token_opens_nothing(fleet: MemoryFleet, transport: str) -> None:
-    url = fleet.gateway_url if transport == "http" else "memory://"
-    async with connect_admin(url, "not the one of this fleet", memory=fleet.running.memory) as stranger:
-        with pytest.raises(quintain.Unauthorized):
-            await stranger.list(ListSessions())

@@ -1,13 +1,11 @@
-"""Requests and answers of several MB, over every transport: whole where the session allows them, refused elsewhere."""
+"""Requests and answers of several MB, over a broker: whole where the session allows them, refused elsewhere."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import json
 from typing import Any
 
-import httpx2
 import openai
 import pytest
 
@@ -15,17 +13,22 @@ from quintain.client.client import connect
 from quintain.contracts.invoke import ChatMessage, InvokeRequest
 from quintain.contracts.message import DEFAULT_REPLY_BYTES, MAX_BODY_BYTES
 from quintain.errors import PayloadTooLarge
-from support.model_fleet import OVER_EACH_BUS, ModelFleet
+from support.model_fleet import ModelFleet
 from support.model_server import ScriptedResponse
 from support.model_wires import CHAT
 from support.official_clients import official_clients
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), OVER_EACH_BUS]
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 PNG = bytes.fromhex("89504e470d0a1a0a")
 IMAGE = PNG + hashlib.shake_256(b"image").digest(900_000)
 PDF = b"%PDF-1.7\n" + hashlib.shake_256(b"document").digest(10_000_000)
 LARGE_ANSWER = "word " * 2_000_000
+
+
+@pytest.fixture(scope="module")
+def bus_url(broker_url: str) -> str:
+    return broker_url
 
 
 def message_with(image: bytes | None = None, pdf: bytes | None = None) -> Any:
@@ -82,12 +85,10 @@ async def test_the_ledger_holds_the_limit_where_no_gateway_does(fleet: ModelFlee
         assert (info.call_count, info.max_body_bytes) == (1, 2_000_000)
 
 
-@pytest.mark.parametrize("is_over_http", [False, True], ids=["broker", "gateway"])
-async def test_answers_over_8_mib_pass_where_a_session_allows_them(fleet: ModelFleet, is_over_http: bool) -> None:
+async def test_answers_over_8_mib_pass_where_a_session_allows_them(fleet: ModelFleet) -> None:
     assert len(LARGE_ANSWER) > DEFAULT_REPLY_BYTES
-    running = fleet.fleet.running
     token = await fleet.token(max_body_bytes=MAX_BODY_BYTES)
-    async with connect(fleet.url if is_over_http else running.broker_url, token, memory=running.memory) as client:
+    async with connect(fleet.fleet.running.broker_url, token) as client:
         request = InvokeRequest(question=LARGE_ANSWER, target="echo")
         for is_replayed in (False, True):
             result = await client.send(request, request_id="large")
@@ -95,18 +96,3 @@ async def test_answers_over_8_mib_pass_where_a_session_allows_them(fleet: ModelF
         with pytest.raises(PayloadTooLarge):  # no session may send it: it is not published
             await client.send(InvokeRequest(messages=[ChatMessage(role="user", content="x" * MAX_BODY_BYTES)]))
         assert (await client.invoke(question="And this?", target="echo")).raw_text == "And this?"
-
-
-async def test_a_body_without_a_declared_length_has_the_same_limit(fleet: ModelFleet) -> None:
-    async def pieces() -> Any:
-        yield b'{"question": "'
-        for _ in range(30):
-            yield b"x" * 50_000
-        yield b'", "target": "echo"}'
-
-    async with httpx2.AsyncClient() as http:
-        for limit, status in ((None, 413), (2_000_000, 200)):
-            headers = {"Authorization": f"Bearer {await fleet.token(max_body_bytes=limit)}"}
-            response = await http.post(f"{fleet.url}/invoke", content=pieces(), headers=headers)
-            assert response.status_code == status
-    assert len(json.loads(response.content)["rawText"]) == 1_500_000

@@ -9,8 +9,6 @@ from typing import Any
 import openai
 import pytest
 
-from quintain.contracts.api_request import ApiRequest, json_text
-from quintain_runner.graders.similar import read_embeddings
 from support.gateway_client import GatewayClient, open_gateway_client
 from support.model_fleet import ModelFleet
 from support.model_server import ScriptedResponse, StreamedResponse
@@ -36,17 +34,6 @@ async def test_the_models_are_the_targets_that_the_session_may_call(
         with pytest.raises(openai.NotFoundError) as refused:
             await narrow.openai.models.retrieve("fixed")
     assert (refused.value.code, refused.value.status_code) == ("model_not_found", 404)
-
-
-async def test_the_api_stands_behind_any_prefix(fleet: ModelFleet, gateway_client: GatewayClient) -> None:
-    async with official_clients(f"{fleet.url}/run/42", gateway_client.token) as clients:
-        assert (await clients.openai.models.retrieve("echo")).id == "echo"
-        answer = await clients.openai.chat.completions.create(model="echo", messages=HELLO)
-    assert answer.choices[0].message.content == "Hello there"
-    metrics = (await gateway_client.http.get("/metrics")).text
-    routes = {line.split('route="')[1].split('"')[0] for line in metrics.splitlines() if 'route="' in line}
-    assert {"/v1/models/{model}", "/v1/chat/completions"} <= routes
-    assert not any("run" in route or "prefix" in route for route in routes)
 
 
 async def test_a_completion_has_openais_shape(clients: OfficialClients) -> None:
@@ -102,17 +89,6 @@ async def test_what_cannot_be_honoured_is_refused_by_name_and_costs_nothing(
         model="echo", messages=HELLO, **dict(zip(of_no_effect, values, strict=True))
     )
     assert raw.headers["x-quintain-ignored"] == ", ".join(of_no_effect)
-
-
-async def test_a_session_that_ignores_what_cannot_be_honoured_gets_its_names(fleet: ModelFleet) -> None:
-    ask: Any = {"model": "mute", "messages": HELLO, "extra_body": UNKNOWN, "modalities": ["audio"]}
-    async with official_clients(fleet.url, await fleet.token(unsupported="ignore")) as clients:
-        raw = await clients.openai.chat.completions.with_raw_response.create(**ask)
-        chunks = [chunk async for chunk in await clients.openai.chat.completions.create(**ask, stream=True)]
-    names = "?, " + "?" * 60 + ", __class__, a??b??c, modalities, model_extra, unread"
-    assert raw.headers["x-quintain-ignored"] == names
-    for told in (raw.parse(), chunks[-1]):
-        assert {"model_extra", "unread", "__class__"} <= set(told.model_extra["ignored_parameters"])
 
 
 # Choices and prompts: each is one call.
@@ -345,16 +321,3 @@ async def test_embeddings_are_one_call_and_the_providers_own(
     answer = await clients.openai.embeddings.create(model="model", input=[1, 2, 3])
     assert fleet.provider.requests[-1].body["input"] == [1, 2, 3]
     assert (answer.data[0].embedding, answer.model) == ([0.5, -0.25], "served-2026-01-01")
-
-
-async def test_a_graders_embeddings_are_charged_once_and_told_by_its_name(fleet: ModelFleet) -> None:
-    fleet.provider.set_responses(ScriptedResponse(body=embeddings([1.0, 0.0], [1.0, 1.0])))
-    asked = len(fleet.provider.requests)
-    request = ApiRequest("embeddings", json_text({"input": ["Rome", "It is Rome"]}), target="model", grader="near")
-    async with fleet.fleet.client("model") as client:
-        first, again = [await client.send(request, request_id="embed-1") for _ in range(2)]
-        info = await client.get_info(usage=True)
-    assert read_embeddings(first.body, count=2)[0].tolist() == [1.0, 0.0]
-    assert (again.body, again.replayed) == (first.body, True)
-    assert (len(fleet.provider.requests) - asked, info.call_count) == (1, 1)
-    assert [(line.target, line.grader, line.calls) for line in info.usage or ()] == [("model", "near", 1)]

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import openai
 import pytest
 
-from support.gateway_client import GatewayClient
 from support.model_fleet import ModelFleet
 from support.model_server import ScriptedResponse, StreamedResponse
 from support.model_streams import chat_reasoning_events
 from support.model_wires import CHAT, chat_answer, chat_calls
-from support.official_clients import OfficialClients, official_clients
+from support.official_clients import OfficialClients
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -162,36 +160,3 @@ async def test_calls_of_tools_are_streamed(fleet: ModelFleet, clients: OfficialC
     assert called == [("c1", "weather", '{"city": "Paris"}'), ("c2", "weather", "{}")]
     done = [event.arguments for event in events if event.type == "response.function_call_arguments.done"]
     assert done == ['{"city": "Paris"}', "{}"]
-
-
-async def test_what_would_need_a_store_is_refused_by_name(clients: OfficialClients) -> None:
-    stored: Any = {
-        "previous_response_id": "resp_1", "conversation": "conv_1", "prompt": {"id": "pmpt_1"}, "background": True,
-    }  # fmt: skip
-    for name, value in stored.items():
-        with pytest.raises(openai.BadRequestError) as refused:
-            await clients.openai.responses.create(model="echo", input="x", **{name: value})
-        assert refused.value.param == name
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"truncation": "auto"},
-        {"max_tool_calls": 3},
-        {"reasoning": {"context": "auto"}},
-        {"include": ["file_search_call.results"]},
-        {"seed_": 1},
-    ],
-)
-async def test_what_cannot_be_honoured_is_refused_by_name_unless_told_otherwise(
-    fleet: ModelFleet, clients: OfficialClients, gateway_client: GatewayClient, fields: Any
-) -> None:
-    [name] = fields
-    with pytest.raises(openai.BadRequestError) as refused:
-        await clients.openai.responses.create(model="echo", input="x", extra_body=fields)
-    assert (refused.value.param or "").startswith(name)
-    assert await gateway_client.read_call_count() == 0
-    async with official_clients(fleet.url, await fleet.token(unsupported="ignore")) as lenient:
-        raw = await lenient.openai.responses.with_raw_response.create(model="echo", input="x", extra_body=fields)
-    assert raw.headers["x-quintain-ignored"].startswith(name)

@@ -76,9 +76,3 @@ def test_turns_of_conversations_one_after_the_other(tmp_path: Path) -> None:
     assert printed[4]["message"] == "ValueError: no (bot.py, line 10)"
     assert printed[7]["message"] == "AssertionError (bot.py, line 12)"
     assert stderr.count("printed by a child") == stderr.count("printed\n")
-
-
-def test_an_agent_that_cannot_be_used_is_told_before_the_first_turn(tmp_path: Path) -> None:
-    code, printed, _ = run(tmp_path, "bot:two", turn("a", 1, "one"))
-    assert (code, [line["type"] for line in printed]) == (2, ["error"])
-    assert "a, b" in printed[0]["message"]

@@ -20,23 +20,6 @@ from support.memory_fleet import ADMIN_TOKEN, MemoryFleet, memory_fleet
 
 CONFIG = "targets: {echo: {provider: mock}, broken: {provider: mock, fail_rate: 1, max_tries: 1}}\n"
 
-#: The name of every series that a gateway shows, but for the process's own.
-SERIES = {
-    "quintain_broker_connected",
-    "quintain_broker_reconnects_total",
-    "quintain_build_info",
-    "quintain_gateway_calls_total",
-    "quintain_gateway_connections",
-    "quintain_gateway_request_seconds_bucket",
-    "quintain_gateway_request_seconds_count",
-    "quintain_gateway_request_seconds_sum",
-    "quintain_gateway_requests_in_flight",
-    "quintain_gateway_requests_total",
-    "quintain_gateway_turned_away_total",
-    "quintain_gateway_unmatched_replies_total",
-    "quintain_service_in_flight",
-}
-
 
 @pytest.fixture
 async def fleet(tmp_path: Path) -> AsyncIterator[MemoryFleet]:
@@ -104,7 +87,7 @@ async def test_a_defect_is_told_with_the_id_and_nothing_else_to_its_client(
     assert "a secret of ours" in caplog.text
 
 
-async def test_the_metrics_have_their_names_and_labels_of_few_values(fleet: MemoryFleet) -> None:
+async def test_the_metrics_have_labels_of_few_values(fleet: MemoryFleet) -> None:
     async with open_gateway_client(fleet.gateway_url, (await fleet.open_session("echo")).token) as door:
         await door.get("/info")
         await door.post("/invoke", {"question": "x"})
@@ -115,9 +98,6 @@ async def test_the_metrics_have_their_names_and_labels_of_few_values(fleet: Memo
         response = await door.http.get("/metrics")
     assert response.headers["content-type"].startswith("text/plain")
     text = response.text
-    names = {re.split(r"[{ ]", line)[0] for line in text.splitlines() if not line.startswith("#")}
-    shown = {name for name in names if not name.startswith("quintain_process_")}
-    assert {name for name in shown if not name.endswith("_created")} == SERIES - {"quintain_gateway_turned_away_total"}
     for series in (
         'quintain_gateway_calls_total{code="ok",target="echo"} 1.0',
         'quintain_gateway_calls_total{code="provider_error",target="broken"} 1.0',

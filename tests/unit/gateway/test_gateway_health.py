@@ -14,7 +14,7 @@ import pytest
 from quintain.bus.memory import MemoryBroker
 from quintain.contracts.credentials import digest
 from quintain.errors import BudgetUnavailable
-from quintain.observe.health import READINESS_CACHE_SECONDS
+from quintain.observe import health as readiness
 from quintain.rpc.requests import RpcClient, RpcRequest
 from quintain.timings import Clock
 from quintain_gateway.apis import health
@@ -71,17 +71,16 @@ async def metadata(memory: MemoryBroker) -> AsyncIterator[MetadataService]:
 
 async def fresh_readiness(gateway_client: GatewayClient) -> tuple[int, dict[str, str]]:
     """The verdict after the one before is stale."""
-    await asyncio.sleep(READINESS_CACHE_SECONDS + 0.05)
+    await asyncio.sleep(readiness.READINESS_CACHE_SECONDS + 0.05)
     return await gateway_client.get("/health/ready")
 
 
 async def test_ready_follows_the_metadata_service_and_live_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, "CHECK_TIMEOUT_SECONDS", 0.5)
+    monkeypatch.setattr(readiness, "READINESS_CACHE_SECONDS", 0.0)
     memory = MemoryBroker()
     async with gateway(memory) as (url, _), open_gateway_client(url) as door:
-        began = time.monotonic()
         status, said = await door.get("/health/ready")
-        assert time.monotonic() - began < 2
         assert (status, said["status"]) == (503, "unready")
         assert "quintain serve metadata" in said["reason"]
         async with metadata(memory):
@@ -126,17 +125,6 @@ async def test_many_probes_at_once_are_one_question_and_no_warning(
         assert asked.types == ["info", "info"]
     assert [record for record in caplog.records if record.name.startswith("quintain")] == []
     memory.close()
-
-
-async def test_a_path_of_ours_says_which_methods_it_knows(tmp_path: Path) -> None:
-    async with memory_fleet(tmp_path, CONFIG) as fleet, open_gateway_client(fleet.gateway_url) as door:
-        for path in ("/health/live", "/health/ready", "/metrics", "/openapi.json", "/sessions"):
-            for method in ("PUT", "DELETE", "TRACE"):
-                response = await door.http.request(method, path)
-                assert (response.status_code, response.json()["code"]) == (405, "method_not_allowed")
-                assert response.headers["allow"] == ("GET, HEAD, POST" if path == "/sessions" else "GET, HEAD")
-            head = await door.http.head(path)
-            assert (head.status_code, head.content) == (401 if path == "/sessions" else 200, b"")
 
 
 @pytest.mark.parametrize("skew_seconds", [-3600, 3600])

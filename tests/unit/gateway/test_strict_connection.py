@@ -8,6 +8,7 @@ import h11
 import pytest
 
 from quintain_gateway.server import StrictConnection
+from quintain_gateway.settings import BindAddress
 
 END = b"\r\n\r\n"
 
@@ -111,3 +112,10 @@ def test_an_ambiguous_head_behind_a_whole_request_is_refused(asked: Callable[[by
     connection.start_next_cycle()
     with pytest.raises(h11.RemoteProtocolError):
         connection.next_event()
+
+
+def test_beyond_loopback_only_configured_names_are_checked() -> None:
+    assert BindAddress(host="0.0.0.0").host_names() is None
+    for host in ("0.0.0.0", "127.0.0.1"):
+        names = BindAddress(host=host, allowed_hosts=("Gateway.example",)).host_names()
+        assert {"gateway.example", "localhost"} <= (names or set())

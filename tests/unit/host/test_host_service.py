@@ -8,52 +8,16 @@ from typing import Any
 
 import pytest
 
-from quintain.contracts.hosting import QueryTarget, SetConfig, Teardown
+from quintain.contracts.hosting import SetConfig
 from quintain.errors import HostLost
 from quintain.programs.processes import ProcessMark
 from quintain.target.type_registry import QUINTAIN_TYPES
 from quintain_host.host import Leftovers
-from support.memory_host import BODY, emit_seen, run_contents, run_host, target_factory
+from support.memory_host import emit_seen, run_host, target_factory
 from support.quick import QUICK
 from support.target_placements import Controller
 
 # A host under what it should never meet: garbage, targets that leave, block, flood or cancel themselves; its end.
-
-
-class ExitException(BaseException):
-    """What no handler of exceptions would catch."""
-
-
-@pytest.mark.parametrize(
-    ("error", "words"),
-    [
-        (SystemExit("enough"), "The target called exit('enough')"),
-        (ExitException("through the window"), "The target raised ExitException: through the window"),
-        (asyncio.CancelledError(), "The target cancelled its own task"),
-        (KeyboardInterrupt(), "The target raised KeyboardInterrupt"),
-    ],
-    ids=["exit", "of its own", "cancelled", "interrupt"],
-)
-async def test_a_target_that_leaves_ends_nothing_but_what_it_was_asked(error: BaseException, words: str) -> None:
-    async def script(target: Any, emit: Any, send: Any) -> None:
-        raise error
-
-    class Leaving(BODY):  # type: ignore[misc, valid-type]
-        def query(self, name: str, **params: str) -> str:
-            raise error
-
-    async with run_host(lambda: Leaving(script)) as hosted:
-        leased = await hosted.lease()
-        with pytest.raises(RuntimeError) as asking:
-            await leased.call(QueryTarget(name="runs"))
-        with pytest.raises(RuntimeError) as running:
-            await run_contents(hosted, leased)
-        assert words in str(asking.value)
-        assert words in str(running.value)
-        # The same instance on the same stage still answers.
-        await leased.call(SetConfig(values={"persona": "calm"}))
-        await leased.call(Teardown())
-        assert (await hosted.lease()).lease_id != leased.lease_id
 
 
 async def test_a_lease_that_was_never_used_ends_at_once_when_its_host_is_asked_to_stop() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
-import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -75,36 +74,35 @@ async def test_a_probe_makes_one_and_lets_it_go() -> None:
     assert [each.torn_down for each in made] == [True]
 
 
-async def test_a_constructors_words_reach_whoever_starts_the_host() -> None:
-    def make() -> Any:
-        raise ValueError("the key is empty: set BOT_KEY")
-
-    with pytest.raises(ConfigError, match="bots:make made no target: ValueError: the key is empty: set BOT_KEY"):
-        await probe_factory(make, "bots:make", 10)
+class Half:
+    def run(self) -> None: ...
 
 
-async def test_a_factory_that_never_returns_ends_the_probe_in_time() -> None:
-    may_end = threading.Event()
-    with pytest.raises(ConfigError, match=r"TimeoutError: .* within 0.05 s: --boot-timeout-seconds"):
-        await probe_factory(lambda: may_end.wait(20), "bots:make", 0.05)
-    may_end.set()
+class Mute(Bot):
+    def get_controllables(self) -> Any:
+        raise RuntimeError("not yet")
 
 
-async def test_what_is_no_target_is_told_what_it_lacks() -> None:
-    class Half:
-        def run(self) -> None: ...
-
-    with pytest.raises(ConfigError, match="bots:Half made Half, which is not a Target: it lacks config_specs, get_con"):
-        await probe_factory(Half, "bots:Half", 10)
+def keyless() -> Any:
+    raise ValueError("the key is empty: set BOT_KEY")
 
 
-async def test_a_target_that_cannot_say_what_it_exposes_is_refused_at_once() -> None:
-    class Mute(Bot):
-        def get_controllables(self) -> Any:
-            raise RuntimeError("not yet")
-
-    with pytest.raises(ConfigError, match="made no target: RuntimeError: not yet"):
-        await probe_factory(lambda: Mute(do_nothing), "bots:Mute", 10)
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (keyless, "made no target: ValueError: the key is empty: set BOT_KEY"),
+        (Half, "made Half, which is not a Target: it lacks config_specs, get_con"),
+        (lambda: Mute(do_nothing), "made no target: RuntimeError: not yet"),
+        (lambda: threading.Event().wait(2), "TimeoutError: .* within 0.05 s: --boot-timeout-seconds"),
+    ],
+)
+async def test_what_makes_no_target_is_told_to_who_starts_the_host(
+    make: Any, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for wait in ("CANCEL_WAIT_SECONDS", "JOIN_SECONDS"):
+        monkeypatch.setattr(f"quintain_host.instances.{wait}", 0.05)
+    with pytest.raises(ConfigError, match=f"bots:make .*{said}"):
+        await probe_factory(make, "bots:make", 0.05 if "Timeout" in said else 10)
 
 
 # The thread on which a hosted instance stands: what happens there stays there, and comes out as an error at most.
@@ -115,38 +113,6 @@ async def instance_thread() -> AsyncIterator[InstanceThread]:
     stage = InstanceThread("test")
     yield stage
     await stage.close()
-
-
-async def test_it_has_a_thread_and_a_loop_of_its_own(instance_thread: InstanceThread) -> None:
-    async def where() -> tuple[str, asyncio.AbstractEventLoop]:
-        return threading.current_thread().name, asyncio.get_running_loop()
-
-    assert await instance_thread.run(where()) == ("test", instance_thread.loop)
-    assert await instance_thread.call(threading.current_thread) is not threading.current_thread()
-    assert instance_thread.loop is not asyncio.get_running_loop()
-
-
-async def test_a_blocked_instance_thread_blocks_no_other(instance_thread: InstanceThread) -> None:
-    release = threading.Event()
-    blocked = asyncio.create_task(instance_thread.call(release.wait))
-    await asyncio.sleep(0)
-    other = InstanceThread("other")
-    assert await other.call(lambda: "goes on") == "goes on"
-    assert not blocked.done()
-    release.set()
-    assert await blocked is True
-    await other.close()
-
-
-async def test_what_is_raised_there_is_raised_here(instance_thread: InstanceThread) -> None:
-    error = LookupError("there")
-
-    def fail() -> None:
-        raise error
-
-    with pytest.raises(LookupError) as caught:
-        await instance_thread.call(fail)
-    assert caught.value is error
 
 
 async def test_what_would_end_a_loop_is_an_error_and_the_thread_continues(instance_thread: InstanceThread) -> None:
@@ -223,16 +189,3 @@ async def test_what_enters_while_it_closes_ends_one_way_or_the_other() -> None:
             outcomes = await asyncio.gather(*entering, return_exceptions=True)
         assert await closing is True
         assert all(outcome == 1 or isinstance(outcome, RuntimeError) for outcome in outcomes)
-
-
-async def test_a_blocked_instance_thread_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quintain_host.instances.JOIN_SECONDS", 0.1)
-    stage, began_there, release = InstanceThread("test"), threading.Event(), threading.Event()
-    blocked = asyncio.create_task(stage.call(lambda: began_there.set() or release.wait()))
-    await asyncio.to_thread(began_there.wait)
-    began = time.monotonic()
-    assert await stage.close() is False
-    assert time.monotonic() - began < 5
-    release.set()
-    await asyncio.gather(blocked, return_exceptions=True)
-    assert await stage.close() is True

@@ -18,7 +18,6 @@ from quintain.contracts.hosting import (
     DriverMessage,
     LeaseRequest,
     LeaseResult,
-    OpenLease,
     QueryTarget,
     ResetTarget,
     RunTarget,
@@ -89,18 +88,6 @@ async def host_client() -> AsyncIterator[HostClient]:
     await bus.close()
     await theirs.close()
     broker.close()
-
-
-async def test_a_busy_slot_takes_no_second_lease_until_the_first_is_over(host_client: HostClient) -> None:
-    await host_client.serve()
-    first = await host_client.lease()
-    second = asyncio.create_task(host_client.lease())
-    await asyncio.sleep(0.05)
-    assert len(host_client.instances) == 1
-    await first.call(Teardown())
-    assert (await second).lease_id != first.lease_id
-    assert host_client.instances[0].torn_down
-    assert not host_client.instances[1].torn_down
 
 
 class NotingBus:
@@ -194,33 +181,6 @@ async def test_a_blocked_target_keeps_its_lease(host_client: HostClient) -> None
     assert (await asking).value == "done"
 
 
-async def test_a_lease_that_nobody_renews_ends_and_its_slot_is_free(host_client: HostClient) -> None:
-    quick = timings(host_heartbeat_seconds=0.05, host_lost_seconds=0.2)
-    await host_client.serve(timings=quick)
-    # One whose driver sends heartbeats too rarely, and one whose driver does not.
-    await host_client.lease()
-    await wait_until(lambda: host_client.instances[0].torn_down)
-    await host_client.lease(quick)
-    await asyncio.sleep(0.4)
-    assert not host_client.instances[1].torn_down
-
-
-async def test_requests_of_drivers_that_ended_cost_no_instance_and_no_wait(host_client: HostClient) -> None:
-    await host_client.serve()
-    first = await host_client.lease()
-    for _ in range(4):
-        driver = RpcClient(host_client.bus)
-        await driver.start()
-        body = DriverMessage(number=1, processed=0, items=[OpenLease()]).to_wire()
-        ghost = RpcRequest(exchange=HOST, key="bot", type=LEASE_TYPE, body=body, headers={}, deadline_seconds=60)
-        await driver.publish(ghost, "nobody waits")
-        await driver.close()
-    await first.call(Teardown())
-    async with asyncio.timeout(1):
-        await host_client.lease()
-    assert len(host_client.instances) == 2
-
-
 async def test_a_lease_whose_answer_nobody_receives_ends_at_once(host_client: HostClient) -> None:
     await host_client.serve()
     is_made, may_go_on = threading.Event(), threading.Event()
@@ -256,16 +216,6 @@ async def test_a_lease_that_comes_after_its_request_was_given_up_is_ended(host_c
     async with asyncio.timeout(1):
         await wait_until(lambda: host_client.instances[-1].torn_down and len(host_client.instances) == 2)
         await host_client.lease()
-
-
-async def test_a_controller_of_another_version_is_refused(host_client: HostClient) -> None:
-    await host_client.serve()
-    with pytest.raises(BadRequest, match="this host speaks version 4 of hosting, the controller 7"):
-        await host_client.refusal(DriverMessage(number=1, processed=0, items=[OpenLease(version=7)]).to_wire())
-    # One of the release before.
-    with pytest.raises(BadRequest, match="This host speaks version 4 of hosting"):
-        await host_client.refusal(b'{"controllerId": "me", "version": 3}')
-    assert (await host_client.lease()).descriptor
 
 
 async def test_what_cannot_be_read_ends_the_lease_and_says_why(host_client: HostClient) -> None:

@@ -143,18 +143,6 @@ async def test_what_is_sent_together_travels_together_and_large_items_alone() ->
     await with_two_sides(work, beat=False)
 
 
-async def test_threads_may_send() -> None:
-    async def work(wire: Wire, driver: Side, host: Side) -> None:
-        def send() -> None:
-            for _ in range(100):
-                host.stream.send(log_line("x"))
-
-        await asyncio.gather(*(asyncio.to_thread(send) for _ in range(3)))
-        await wait_until(lambda: len(driver.arrived) == 300)
-
-    await with_two_sides(work)
-
-
 async def test_a_gap_is_asked_for_at_once_and_only_once_between_two_heartbeats() -> None:
     async def work(wire: Wire, driver: Side, host: Side) -> None:
         for _ in range(4):

@@ -103,10 +103,3 @@ def test_what_began_here_comes_back_as_the_same_object() -> None:
     assert errands.from_failure(over_the_wire(to_failure(there))) is mine
     # Somebody else's tokens mean nothing here.
     assert RemoteExceptions().from_failure(over_the_wire(to_failure(there))) is not mine
-
-
-def test_without_superred_its_classes_are_named() -> None:
-    failure = RemoteFailure(type="BudgetExhaustedError", message="spent", values={"calls": 1, "cost": 0.5})
-    error = from_failure(failure)
-    assert type(error).__name__ in {"RemoteTargetError", "BudgetExhaustedError"}
-    assert "spent" in str(error)

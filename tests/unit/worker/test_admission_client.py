@@ -1,4 +1,4 @@
-"""Asking for permission: repeated while it may be lost, a window of it at a time, and given up with a last word."""
+"""Admits for permission: repeated while it may be lost, a window of it at a time, and given up with a last word."""
 
 from __future__ import annotations
 
@@ -42,45 +42,41 @@ class UnavailableBus(MemoryBus):
         await super().publish(exchange, key, envelope, timeout_seconds=timeout_seconds)
 
 
-class AdmissionClientUnderTest:
+class Admits:
     """A worker's admissions over a bus of their own."""
 
     def __init__(self, bus: UnavailableBus, timings: Timings = FAST) -> None:
         self.bus = bus
         self.clock = Clock()
         self.rpc_client = RpcClient(bus)
-        self.admission_client = AdmissionClient(bus, self.rpc_client, self.clock, "w1", timings)
+        self.client = AdmissionClient(bus, self.rpc_client, self.clock, "w1", timings)
 
     def admit(self, name: str, *, seconds: float = 5, target: str = "a") -> asyncio.Task[Admission | None]:
         admit = Admit(token="t", request_id=name, attempt_id=f"attempt-{name}", target=target, body_sha256="b")
         loop = asyncio.get_running_loop()
-        return loop.create_task(self.admission_client.admit(admit, ends_at=loop.time() + seconds))
+        return loop.create_task(self.client.admit(admit, ends_at=loop.time() + seconds))
 
 
 @pytest.fixture
-async def admission_client(
-    ledger: FakeLedgerService, request: pytest.FixtureRequest
-) -> AsyncIterator[AdmissionClientUnderTest]:
+async def asking(ledger: FakeLedgerService, request: pytest.FixtureRequest) -> AsyncIterator[Admits]:
     bus = UnavailableBus(ledger.memory)
-    asking = AdmissionClientUnderTest(bus, getattr(request, "param", FAST))
-    await asking.rpc_client.start()
-    asking.admission_client.start()
-    yield asking
+    client = Admits(bus, getattr(request, "param", FAST))
+    await client.rpc_client.start()
+    client.client.start()
+    yield client
     await bus.close()
 
 
-async def test_a_grant_is_heard_and_nothing_is_left_waiting(
-    admission_client: AdmissionClientUnderTest, ledger: FakeLedgerService
-) -> None:
-    admission = await admission_client.admit("r1")
+async def test_a_grant_is_heard_and_nothing_is_left_waiting(asking: Admits, ledger: FakeLedgerService) -> None:
+    admission = await asking.admit("r1")
     assert admission is not None
     assert (admission.attempt_id, admission.fault) == ("attempt-r1", None)
-    assert admission_client.admission_client._pending == {}
+    assert asking.client._pending == {}
     assert ledger.admits.qsize() == 1
 
 
 async def test_an_unanswered_admit_is_asked_again_as_the_same_attempt(
-    admission_client: AdmissionClientUnderTest, ledger: FakeLedgerService
+    asking: Admits, ledger: FakeLedgerService
 ) -> None:
     heard: list[Admit] = []
 
@@ -89,14 +85,14 @@ async def test_an_unanswered_admit_is_asked_again_as_the_same_attempt(
         return grant(ask) if len(heard) == 3 else None
 
     ledger.admit_policy = third_time
-    assert await admission_client.admit("r1") is not None
+    assert await asking.admit("r1") is not None
     assert len(heard) == 3
     assert heard[0] == heard[1] == heard[2]
 
 
 @pytest.mark.parametrize("listens", [True, False], ids=["hung", "gone"])
 async def test_a_first_admit_goes_to_a_services_own_queue_and_its_repetition_to_the_shared_one(
-    admission_client: AdmissionClientUnderTest, ledger: FakeLedgerService, listens: bool
+    asking: Admits, ledger: FakeLedgerService, listens: bool
 ) -> None:
     own = admit_topology("x")
     arrived = asyncio.Queue[Delivery]()
@@ -107,50 +103,50 @@ async def test_a_first_admit_goes_to_a_services_own_queue_and_its_repetition_to_
     if listens:
         await ledger.bus.declare(own)
         await ledger.bus.consume(own.queues[0], hang, prefetch=10)
-    admission_client.admission_client.note_renewal("admit.x")
+    asking.client.note_renewal("admit.x")
     began = asyncio.get_running_loop().time()
-    assert await admission_client.admit("r1") is not None
+    assert await asking.admit("r1") is not None
     waited = asyncio.get_running_loop().time() - began >= FAST.admit_repeat_seconds
     assert (waited, arrived.qsize(), ledger.admits.qsize()) == (listens, int(listens), 1)
     # Nothing was heard of that service since: the next admit does not try it.
-    assert await admission_client.admit("r2") is not None
+    assert await asking.admit("r2") is not None
     assert arrived.qsize() == int(listens)
 
 
-@pytest.mark.parametrize("admission_client", [timings(admit_repeat_seconds=0.03)], indirect=True)
+@pytest.mark.parametrize("asking", [timings(admit_repeat_seconds=0.03)], indirect=True)
 async def test_an_outage_is_told_when_it_begins_and_when_it_is_over_and_not_by_every_call_that_waits(
-    admission_client: AdmissionClientUnderTest, ledger: FakeLedgerService, caplog: pytest.LogCaptureFixture
+    asking: Admits, ledger: FakeLedgerService, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(2):
         caplog.clear()
-        admission_client.bus.unavailable = True
-        waiting = [admission_client.admit(f"r{number}") for number in range(5)]
-        await wait_until(lambda: admission_client.bus.refused >= 8)
-        admission_client.bus.unavailable, admission_client.bus.refused = False, 0
+        asking.bus.unavailable = True
+        waiting = [asking.admit(f"r{number}") for number in range(5)]
+        await wait_until(lambda: asking.bus.refused >= 8)
+        asking.bus.unavailable, asking.bus.refused = False, 0
         await asyncio.gather(*waiting)
         said = [record.getMessage().partition(" after ")[0] for record in caplog.records]
         assert said == ["Admits cannot be sent and are repeated: not confirmed", "Admits can be sent again"]
 
 
 async def test_a_target_that_is_let_go_gives_back_what_waits_for_it_and_nothing_else(
-    admission_client: AdmissionClientUnderTest, ledger: FakeLedgerService
+    asking: Admits, ledger: FakeLedgerService
 ) -> None:
     ledger.admit_policy = lambda _: "held"
-    waiting, other = admission_client.admit("r1"), admission_client.admit("r2", target="b")
+    waiting, other = asking.admit("r1"), asking.admit("r2", target="b")
     for _ in range(2):
         await ledger.admits.get()
-    admission_client.admission_client.return_calls("a")
+    asking.client.return_calls("a")
     assert await waiting is None
     ledger.admit_policy = grant
     assert await other is not None
-    assert await admission_client.admit("r3") is not None  # what comes later may ask again
+    assert await asking.admit("r3") is not None  # what comes later may ask again
 
 
 async def test_whoever_is_held_waits_past_the_silence_and_is_granted_when_it_may_go_on(
-    admission_client: AdmissionClientUnderTest, ledger: FakeLedgerService
+    asking: Admits, ledger: FakeLedgerService
 ) -> None:
     ledger.admit_policy = lambda _: "held"
-    waiting = admission_client.admit("r1")
+    waiting = asking.admit("r1")
     await asyncio.sleep(0.5)  # longer than a silence may last
     assert not waiting.done()
     ask = await ledger.admits.get()
@@ -161,75 +157,65 @@ async def test_whoever_is_held_waits_past_the_silence_and_is_granted_when_it_may
     assert admission.attempt == 1
 
 
-async def test_the_deadline_ends_the_wait_of_whoever_is_held(
-    admission_client: AdmissionClientUnderTest, ledger: FakeLedgerService
-) -> None:
+async def test_the_deadline_ends_the_wait_of_whoever_is_held(asking: Admits, ledger: FakeLedgerService) -> None:
     skip_waits()
     ledger.admit_policy = lambda _: "held"
     loop = asyncio.get_running_loop()
     began = loop.time()
     with pytest.raises(Expired, match="before the call was admitted") as expired:
-        await admission_client.admit("r1", seconds=0.1)
+        await asking.admit("r1", seconds=0.1)
     assert expired.value.charged is None
     assert loop.time() - began < 0.1 + FAST.deadline_grace_seconds + 0.2
 
 
-async def test_an_answer_that_comes_twice_or_too_late_harms_nobody(
-    admission_client: AdmissionClientUnderTest, ledger: FakeLedgerService
-) -> None:
+async def test_an_answer_that_comes_twice_or_too_late_harms_nobody(asking: Admits, ledger: FakeLedgerService) -> None:
     ledger.admit_policy = lambda ask: None if ask.request_id == "late" else grant(ask)
     with pytest.raises(Expired):
-        await admission_client.admit("late", seconds=0.05)
+        await asking.admit("late", seconds=0.05)
     late = await ledger.admits.get()
-    assert await admission_client.admit("r1") is not None
+    assert await asking.admit("r1") is not None
     await ledger.answer_last_admit(grant(late))
     again = grant(late, call_count=2)
     await ledger.answer_last_admit(again, again)
-    assert await admission_client.admit("r2") is not None
+    assert await asking.admit("r2") is not None
 
 
 async def test_a_worker_that_stops_tells_whoever_waits_at_once_and_asks_no_more(
-    admission_client: AdmissionClientUnderTest, ledger: FakeLedgerService
+    asking: Admits, ledger: FakeLedgerService
 ) -> None:
     ledger.admit_policy = lambda _: "held"
-    waiting = [admission_client.admit(f"r{number}") for number in range(3)]
+    waiting = [asking.admit(f"r{number}") for number in range(3)]
     for _ in waiting:
         await ledger.admits.get()
-    admission_client.admission_client.stop()
+    asking.client.stop()
     assert await asyncio.gather(*waiting) == [None, None, None]
     while not ledger.admits.empty():
         ledger.admits.get_nowait()
-    assert await admission_client.admit("r9") is None
+    assert await asking.admit("r9") is None
     assert ledger.admits.empty()
 
 
-async def test_whoever_is_cancelled_leaves_nothing_waiting(
-    admission_client: AdmissionClientUnderTest, ledger: FakeLedgerService
-) -> None:
+async def test_whoever_is_cancelled_leaves_nothing_waiting(asking: Admits, ledger: FakeLedgerService) -> None:
     ledger.admit_policy = lambda _: None
-    waiting = admission_client.admit("r1")
+    waiting = asking.admit("r1")
     await ledger.admits.get()
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    assert admission_client.admission_client._pending == {}
+    assert asking.client._pending == {}
 
 
-async def test_an_admit_that_cannot_be_written_is_told_to_whoever_waits_at_once(
-    admission_client: AdmissionClientUnderTest,
-) -> None:
+async def test_an_admit_that_cannot_be_written_is_told_to_whoever_waits_at_once(asking: Admits) -> None:
     half = Admit.unchecked(
         token="\ud83d", request_id="r1", attempt_id="t", target="a", body_sha256="b", deadline=None, problem=None,
         traceparent=None,
     )  # fmt: skip
     with pytest.raises(BadRequest, match="no Unicode"):
-        await admission_client.admission_client.admit(half, ends_at=math.inf)
-    assert admission_client.admission_client._pending == {}
+        await asking.client.admit(half, ends_at=math.inf)
+    assert asking.client._pending == {}
 
 
-async def test_while_nothing_can_be_sent_an_admit_waits_once_however_long(
-    admission_client: AdmissionClientUnderTest,
-) -> None:
+async def test_while_nothing_can_be_sent_an_admit_waits_once_however_long(asking: Admits) -> None:
     published = asyncio.Event()
     going = [0, 0]
 
@@ -239,8 +225,8 @@ async def test_while_nothing_can_be_sent_an_admit_waits_once_however_long(
         await published.wait()
         going[0] -= 1
 
-    admission_client.bus.publish = slow  # type: ignore[method-assign]
-    waiting = admission_client.admit("r1", seconds=0.2)  # several times as long as until it is asked again
+    asking.bus.publish = slow  # type: ignore[method-assign]
+    waiting = asking.admit("r1", seconds=0.2)  # several times as long as until it is asked again
     with pytest.raises(Expired):
         await waiting
     assert going == [1, 1]
@@ -254,16 +240,14 @@ SILENCE_SECONDS = FAST.ledger_silence_seconds
 
 
 @pytest.fixture
-def many_admits(
-    admission_client: AdmissionClientUnderTest, monkeypatch: pytest.MonkeyPatch
-) -> AdmissionClientUnderTest:
+def many(asking: Admits, monkeypatch: pytest.MonkeyPatch) -> Admits:
     """The client with a window of `WINDOW`."""
     monkeypatch.setattr(admissions, "MAX_UNDER_WAY", WINDOW)
-    return admission_client
+    return asking
 
 
 async def test_a_ledger_that_is_slower_than_its_silence_admits_all_and_has_few_at_a_time(
-    many_admits: AdmissionClientUnderTest, ledger: FakeLedgerService
+    many: Admits, ledger: FakeLedgerService
 ) -> None:
     loop = asyncio.get_running_loop()
     asked, granted = set[str](), set[str]()
@@ -281,41 +265,35 @@ async def test_a_ledger_that_is_slower_than_its_silence_admits_all_and_has_few_a
 
     ledger.admit_policy = one_at_a_time
     began = loop.time()
-    answers = await asyncio.gather(*(many_admits.admit(f"r{number}") for number in range(30)))
+    answers = await asyncio.gather(*(many.admit(f"r{number}") for number in range(30)))
     assert all(answers)
     assert loop.time() - began > 1.5 * SILENCE_SECONDS
 
 
-async def test_any_answer_of_a_metadata_service_ends_the_silence(
-    many_admits: AdmissionClientUnderTest, ledger: FakeLedgerService
-) -> None:
+async def test_any_answer_of_a_metadata_service_ends_the_silence(many: Admits, ledger: FakeLedgerService) -> None:
     ledger.admit_policy = lambda _: None
-    waiting = many_admits.admit("r1")
+    waiting = many.admit("r1")
     for _ in range(10):
         await asyncio.sleep(SILENCE_SECONDS / 5)
-        many_admits.admission_client.note_renewal(None)
+        many.client.note_renewal(None)
     assert not waiting.done()
     with pytest.raises(BudgetUnavailable):
         await waiting
 
 
-async def test_what_is_held_makes_room_for_the_next(
-    many_admits: AdmissionClientUnderTest, ledger: FakeLedgerService
-) -> None:
+async def test_what_is_held_makes_room_for_the_next(many: Admits, ledger: FakeLedgerService) -> None:
     ledger.admit_policy = lambda ask: "held" if ask.request_id != "r9" else grant(ask)
-    held = [many_admits.admit(f"r{number}") for number in range(9)]
-    assert await many_admits.admit("r9") is not None
+    held = [many.admit(f"r{number}") for number in range(9)]
+    assert await many.admit("r9") is not None
     assert not any(task.done() for task in held)
-    many_admits.admission_client.stop()
+    many.client.stop()
     assert await asyncio.gather(*held) == [None] * 9
 
 
-async def test_behind_the_window_there_is_only_the_deadline(
-    many_admits: AdmissionClientUnderTest, ledger: FakeLedgerService
-) -> None:
+async def test_behind_the_window_there_is_only_the_deadline(many: Admits, ledger: FakeLedgerService) -> None:
     ledger.admit_policy = lambda _: None
-    first = [many_admits.admit(f"r{number}") for number in range(WINDOW)]
-    behind = many_admits.admit(f"r{WINDOW}", seconds=2)
+    first = [many.admit(f"r{number}") for number in range(WINDOW)]
+    behind = many.admit(f"r{WINDOW}", seconds=2)
     for waiting in first:
         with pytest.raises(BudgetUnavailable):
             await waiting
@@ -323,9 +301,7 @@ async def test_behind_the_window_there_is_only_the_deadline(
     assert await behind is not None
 
 
-async def test_at_the_deadline_the_ledger_is_asked_for_its_word(
-    many_admits: AdmissionClientUnderTest, ledger: FakeLedgerService
-) -> None:
+async def test_at_the_deadline_the_ledger_is_asked_for_its_word(many: Admits, ledger: FakeLedgerService) -> None:
     loop = asyncio.get_running_loop()
     deadline = loop.time() + 0.2
 
@@ -335,7 +311,7 @@ async def test_at_the_deadline_the_ledger_is_asked_for_its_word(
         return Admission(attempt_id=ask.attempt_id, fault=FaultReply.from_fault(Expired("the ledger's word")))
 
     ledger.admit_policy = decide
-    admission = await many_admits.admit("r1", seconds=0.2)
+    admission = await many.admit("r1", seconds=0.2)
     assert admission is not None
     assert admission.fault is not None
     assert (admission.fault.charged, admission.fault.charge_unknown) == (False, None)

@@ -406,20 +406,6 @@ async def test_a_failure_names_the_provider_the_status_and_the_request(server: M
 
 
 @pytest.mark.parametrize(
-    ("headers", "seconds"),
-    [({"retry-after": "600"}, 600.0), ({"retry-after-ms": "250"}, 0.25), ({"retry-after": "soon"}, None)],
-)
-@wires
-async def test_a_throttled_call_says_when_to_come_back_and_is_not_slept_over(
-    server: ModelServer, wire: Wire, headers: dict[str, str], seconds: float | None
-) -> None:
-    failed = await status_failure(server, wire, 429, error(), headers)
-    assert failed.retry_after_seconds == seconds
-    assert failed.fault.retry_after_ms == (None if seconds is None else seconds * 1000)
-    assert len(server.requests) == 1
-
-
-@pytest.mark.parametrize(
     ("status", "code", "outcome", "cause"),
     [
         (429, None, TryOutcome.THROTTLED, None),

@@ -78,16 +78,13 @@ WRITTEN: dict[str, dict[str, object]] = {
         "messages": [
             {"role": "system", "content": f"s{TRICKY}"},
             {"role": "user", "content": f"1{TRICKY}"},
-            {
-                "role": "assistant",
-                "content": None,
-                "tool_calls": [call_of("call_1", "weather", ODD), call_of("call_2", "clock", "")],
-            },
+            {"role": "assistant", "content": None,
+             "tool_calls": [call_of("call_1", "weather", ODD), call_of("call_2", "clock", "")]},
             {"role": "tool", "tool_call_id": "call_1", "content": TRICKY},
             {"role": "tool", "tool_call_id": "call_2", "content": "noon"},
             {"role": "assistant", "content": f"2{TRICKY}"},
             {"role": "user", "content": LAST},
-        ]
+        ],
     },
     "responses": {
         "store": False,
@@ -106,25 +103,19 @@ WRITTEN: dict[str, dict[str, object]] = {
         "system": f"s{TRICKY}",
         "messages": [
             {"role": "user", "content": f"1{TRICKY}"},
-            {
-                "role": "assistant",
-                "content": [
-                    {"type": "tool_use", "id": "call_1", "name": "weather", "input": {"city": "Rome"}},
-                    {"type": "tool_use", "id": "call_2", "name": "clock", "input": {}},
-                ],
-            },
-            {
-                "role": "user",
-                "content": [
-                    {"type": "tool_result", "tool_use_id": "call_1", "content": TRICKY},
-                    {"type": "tool_result", "tool_use_id": "call_2", "content": "noon"},
-                ],
-            },
+            {"role": "assistant", "content": [
+                {"type": "tool_use", "id": "call_1", "name": "weather", "input": {"city": "Rome"}},
+                {"type": "tool_use", "id": "call_2", "name": "clock", "input": {}},
+            ]},
+            {"role": "user", "content": [
+                {"type": "tool_result", "tool_use_id": "call_1", "content": TRICKY},
+                {"type": "tool_result", "tool_use_id": "call_2", "content": "noon"},
+            ]},
             {"role": "assistant", "content": [{"type": "text", "text": f"2{TRICKY}"}]},
             {"role": "user", "content": LAST},
         ],
     },
-}
+}  # fmt: skip
 
 
 @wires

@@ -53,63 +53,47 @@ def agents(**fields: Any) -> InvokeRequest:
     return InvokeRequest.model_validate(request)
 
 
-def test_an_agents_tools_system_and_last_turn_are_marked() -> None:
-    found = asked(agents())
-    assert marks(found) == {".tools[1]": MARK, ".system[0]": MARK, ".messages[2].content[0]": MARK}
-    assert found["system"][0]["text"] == "Be brief."
-
-
-def test_a_long_system_prompt_is_marked_without_the_question_that_follows_it() -> None:
-    found = asked(InvokeRequest(question="q", system_prompt=LONG))
-    assert marks(found) == {".system[0]": MARK}
-    assert found["messages"][0]["content"] == "q"
+HOUR = {"type": "ephemeral", "ttl": "1h"}
+OWN = [{"role": "user", "content": [{"type": "text", "text": LONG, "cache_control": HOUR}]}]
+THOUGHT = {"role": "assistant", "content": "", "reasoning": [{"text": LONG, "signature": "s"}], "toolCalls": None}
+QUESTION = {"role": "user", "content": "q"}
+ALL = {".tools[1]": MARK, ".system[0]": MARK, ".messages[2].content[0]": MARK}
+QUOTED = [{"role": "user", "content": json.dumps({"cache_control": LONG})}]
 
 
 @pytest.mark.parametrize(
-    "request_",
+    ("request_", "fields", "expected"),
     [
-        InvokeRequest(question="q", system_prompt=LONG[1:]),
-        InvokeRequest(question=LONG),
-        InvokeRequest.model_validate({"question": "q", "settings": {"tools": TOOLS}}),
+        (agents(), {}, ALL),
+        (InvokeRequest(question="q", system_prompt=LONG), {}, {".system[0]": MARK}),
+        (InvokeRequest(question="q", system_prompt=LONG[1:]), {}, {}),
+        (InvokeRequest(question=LONG), {}, {}),
+        (InvokeRequest.model_validate({"question": "q", "settings": {"tools": TOOLS}}), {}, {}),
+        (agents(), {"settings": {"cache_prompt": "off"}}, {}),
+        (agents(), {"settings": {"cache_prompt": False}}, {}),
+        (agents(), {"settings": {"cache_prompt": "auto"}}, ALL),
+        (agents(messages=OWN), {}, {".messages[0].content[0]": HOUR}),
+        (agents(messages=QUOTED), {}, {**dict(list(ALL.items())[:2]), ".messages[0].content[0]": MARK}),
+        (ApiRequest("messages", json_text({"messages": [QUESTION], "system": LONG, "max_tokens": 5})), {}, {}),
+        (
+            ApiRequest("chat", json_text({"messages": [{"role": "system", "content": LONG}, QUESTION]})),
+            {},
+            {".system[0]": MARK},
+        ),
+        (agents(), {"provider": "openai"}, {}),
+        (agents(messages=[QUESTION, THOUGHT]), {}, dict(list(ALL.items())[:2])),
     ],
-    ids=["short", "question", "short-tools"],
+    ids=[
+        *("agent", "long system prompt", "short", "question", "short tools", "off", "false", "auto", "own marks"),
+        *("quoted marks", "own body", "another API", "another vendor", "thinking"),
+    ],
 )
-def test_what_is_short_or_not_repeated_is_not_marked(request_: InvokeRequest) -> None:
-    assert marks(asked(request_)) == {}
-
-
-def test_the_setting_switches_it_off_and_is_in_no_request() -> None:
-    for setting in ("off", False):
-        assert marks(asked(agents(), settings={"cache_prompt": setting})) == {}
-    found = asked(agents(), settings={"cache_prompt": "auto"})
-    assert len(marks(found)) == 3
+def test_what_is_repeated_is_marked_beside_no_mark_of_the_caller(
+    request_: Message | ApiRequest, fields: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    found = asked(request_, **fields)
+    assert marks(found) == expected
     assert "cache_prompt" not in json.dumps(found)
-
-
-def test_a_callers_own_marks_stay_as_they_are() -> None:
-    hour = {"type": "ephemeral", "ttl": "1h"}
-    own = [{"role": "user", "content": [{"type": "text", "text": LONG, "cache_control": hour}]}]
-    assert marks(asked(agents(messages=own))) == {".messages[0].content[0]": hour}
-    quoted = [{"role": "user", "content": json.dumps({"cache_control": LONG})}]
-    assert len(marks(asked(agents(messages=quoted)))) == 3
-
-
-def test_a_callers_own_body_stays_as_it_is_and_one_in_other_words_is_marked() -> None:
-    body = {"messages": [{"role": "user", "content": "q"}], "system": LONG, "max_tokens": 5}
-    assert marks(asked(ApiRequest("messages", json_text(body), {}))) == {}
-    chat = {"messages": [{"role": "system", "content": LONG}, {"role": "user", "content": "q"}]}
-    assert marks(asked(ApiRequest("chat", json_text(chat), {}))) == {".system[0]": MARK}
-
-
-def test_other_vendors_get_no_marks() -> None:
-    assert marks(asked(agents(), provider="openai")) == {}
-
-
-def test_thinking_has_no_mark() -> None:
-    last = {"role": "assistant", "content": "", "reasoning": [{"text": LONG, "signature": "s"}]}
-    turns = [{"role": "user", "content": "q"}, {**last, "toolCalls": None}]
-    found = asked(agents(messages=turns))
-    assert set(marks(found)) == {".tools[1]", ".system[0]"}
 
 
 async def test_what_an_agents_turns_cost_is_what_the_provider_bills() -> None:

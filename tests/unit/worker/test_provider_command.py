@@ -63,30 +63,32 @@ async def test_files_take_the_prompt_and_the_answer_where_they_are_asked_for(
     assert list(calls_folder.iterdir()) == []
 
 
-async def test_a_placeholder_may_be_a_part_of_an_argument(tmp_path: Path) -> None:
-    answer = await answer_of(make_provider(tmp_path, shell('cat "${1#--in=}"', "--in={prompt_file}")), question="q")
-    assert answer.text == "q"
-
-
 TURNS = [
     {"role": "user", "content": "one"},
     {"role": "assistant", "content": [{"type": "text", "text": "two"}]},
     {"role": "user", "content": "three"},
 ]
+SPOKEN = {"question": "q", "systemPrompt": "s"}
+APART = shell('cat; echo; cat "$1"', "{system_prompt_file}")
 
 
-async def test_several_turns_are_told_apart_by_who_speaks(tmp_path: Path) -> None:
-    answer = await answer_of(make_provider(tmp_path, ["cat"]), messages=TURNS)
-    assert answer.text == "user: one\n\nassistant: two\n\nuser: three"
-
-
-async def test_a_system_prompt_is_never_lost(tmp_path: Path) -> None:
-    assert (
-        await answer_of(make_provider(tmp_path, ["cat"]), question="q", systemPrompt="s")
-    ).text == "system: s\n\nuser: q"
-    apart = make_provider(tmp_path, shell('cat; echo; cat "$1"', "{system_prompt_file}"))
-    assert (await answer_of(apart, question="q", systemPrompt="s")).text == "q\ns"
-    assert (await answer_of(apart, question="q")).text == "q\n"
+@pytest.mark.parametrize(
+    ("command", "fields", "text"),
+    [
+        (shell('cat "${1#--in=}"', "--in={prompt_file}"), {"question": "q"}, "q"),
+        (["cat"], {"messages": TURNS}, "user: one\n\nassistant: two\n\nuser: three"),
+        (["cat"], SPOKEN, "system: s\n\nuser: q"),
+        (APART, SPOKEN, "q\ns"),
+        (APART, {"question": "q"}, "q\n"),
+        (shell(r"printf 'a\377b'"), {"question": "q"}, "a\ufffdb"),
+        (["echo", "done"], {"question": "x" * 1_000_000}, "done\n"),
+    ],
+    ids=["part of an argument", "turns", "system prompt", "apart", "none", "no UTF-8", "unread input"],
+)
+async def test_what_is_asked_is_told_and_what_is_printed_is_read(
+    tmp_path: Path, command: list[str], fields: dict[str, object], text: str
+) -> None:
+    assert (await answer_of(make_provider(tmp_path, command), **fields)).text == text
 
 
 async def test_no_path_is_made_of_what_a_request_says(tmp_path: Path) -> None:
@@ -117,14 +119,6 @@ async def test_it_runs_in_the_configurations_folder_or_where_it_says(tmp_path: P
     assert (await answer_of(make_provider(tmp_path, ["pwd", "-P"]))).text.strip() == str(tmp_path.resolve())
     below = make_provider(tmp_path, ["pwd", "-P"], cwd="below")
     assert (await answer_of(below)).text.strip() == str((tmp_path / "below").resolve())
-
-
-async def test_output_that_is_not_utf_8_is_kept_as_far_as_it_goes(tmp_path: Path) -> None:
-    assert (await answer_of(make_provider(tmp_path, shell(r"printf 'a\377b'")))).text == "a\ufffdb"
-
-
-async def test_a_program_need_not_read_its_input(tmp_path: Path) -> None:
-    assert (await answer_of(make_provider(tmp_path, ["echo", "done"]), question="x" * 1_000_000)).text == "done\n"
 
 
 @pytest.mark.parametrize(
@@ -174,21 +168,16 @@ async def test_an_exit_code_is_charged_and_told_with_the_end_of_stderr(tmp_path:
     assert list(calls_folder.iterdir()) == []
 
 
-async def test_a_program_that_a_signal_ended_is_charged(tmp_path: Path) -> None:
-    failed = await failure(make_provider(tmp_path, shell("kill -TERM $$")))
-    assert failed.fault.message == "it: killed by signal 15, and it wrote nothing on stderr"
-    assert failed.billing is Billing.BILLED
-
-
-async def test_a_program_that_ends_without_a_word_is_told_as_that(tmp_path: Path) -> None:
-    failed = await failure(make_provider(tmp_path, shell("exit 3")))
-    assert failed.fault.message == "it: exit code 3, and it wrote nothing on stderr"
-
-
-async def test_an_answer_that_was_not_written_is_charged(tmp_path: Path) -> None:
-    failed = await failure(make_provider(tmp_path, ["true", "{output_file}"]))
-    assert failed.fault.message == "it: exit code 0, and no {output_file} was written"
-    assert failed.billing is Billing.BILLED
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (shell("kill -TERM $$"), "it: killed by signal 15, and it wrote nothing on stderr"),
+        (["true", "{output_file}"], "it: exit code 0, and no {output_file} was written"),
+    ],
+)
+async def test_a_program_without_an_answer_is_charged(tmp_path: Path, command: list[str], message: str) -> None:
+    failed = await failure(make_provider(tmp_path, command))
+    assert (failed.fault.message, failed.billing) == (message, Billing.BILLED)
 
 
 @pytest.mark.parametrize(
@@ -201,11 +190,6 @@ async def test_a_missing_program_costs_nothing(tmp_path: Path, calls_folder: Pat
     assert (failed.billing, failed.retryable) == (Billing.UNBILLED, False)
     assert f"it: {command[0]} cannot be started: " in failed.fault.message
     assert list(calls_folder.iterdir()) == []
-
-
-async def test_a_working_folder_that_is_not_there_costs_nothing(tmp_path: Path) -> None:
-    failed = await failure(make_provider(tmp_path, ["true"], cwd="nowhere"))
-    assert (type(failed.fault), failed.billing) == (TargetUnavailable, Billing.UNBILLED)
 
 
 @pytest.mark.parametrize(
@@ -272,9 +256,9 @@ async def test_the_deadline_leaves_a_call_in_doubt_and_no_file(tmp_path: Path, c
 async def test_a_program_that_writes_goes_on_and_one_that_is_silent_for_too_long_is_ended(
     tmp_path: Path, calls_folder: Path, stream: str
 ) -> None:
-    ticks = shell(f"for n in 1 2 3 4 5 6; do echo $n{stream}; sleep 0.2; done; echo done; $1", "true")
-    assert (await answer_of(make_provider(tmp_path, ticks, idle_seconds=1))).text.endswith("done\n")
-    stuck = make_provider(tmp_path, [*ticks[:-1], "sleep 600"], idle_seconds=1)
+    ticks = shell(f"for n in 1 2 3 4 5 6; do echo $n{stream}; sleep 0.1; done; echo done; $1", "true")
+    assert (await answer_of(make_provider(tmp_path, ticks, idle_seconds=0.5))).text.endswith("done\n")
+    stuck = make_provider(tmp_path, [*ticks[:-1], "sleep 600"], idle_seconds=0.5)
     async with asyncio.timeout(15):
         failed = await failure(stuck)
     assert isinstance(failed.fault, TimedOut)

@@ -211,23 +211,9 @@ async def test_what_cannot_be_used_is_quoted_and_ends_the_program(tmp_path: Path
     ],
 )
 async def test_a_program_that_prints_without_end_is_stopped(tmp_path: Path, script: str) -> None:
-    seconds = 3 if "print()" in script else 30
+    seconds = 0.5 if "print()" in script else 30
     async with program(tmp_path, script) as provider:
         assert isinstance(await failure(provider, seconds=seconds), ReplyTooLarge | TimedOut)
-
-
-async def test_a_program_that_never_ends_goes_with_all_that_it_started(tmp_path: Path) -> None:
-    script = f"""
-import subprocess
-child = subprocess.Popen(["setsid", "sleep", "300"])
-open({str(tmp_path / "pids")!r}, "w").write(f"{{os.getpid()}} {{child.pid}}")
-next(turns)
-time.sleep(300)
-"""
-    async with program(tmp_path, script, idle_seconds=1) as provider:
-        assert isinstance(await failure(provider), TimedOut)
-    pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
-    await wait_until(lambda: not any(map(is_running, pids)))
 
 
 async def test_what_a_process_holds_open_does_not_keep_the_turn(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from pydantic_ai import exceptions
 from pydantic_ai.messages import BinaryContent, ModelResponse, TextPart, ThinkingPart, ToolCallPart, ToolReturnPart
 from pydantic_ai.models import Model
 from pydantic_ai.models.function import AgentInfo, FunctionModel
-from pydantic_ai.models.test import TestModel
 from pydantic_ai.usage import RequestUsage
 
 from quintain.config.prices import target_price
@@ -285,14 +284,6 @@ async def test_a_client_that_repeats_by_itself_gets_no_refund() -> None:
 
     assert await billing_with(FunctionModel(reply)) is Billing.UNBILLED
     assert await billing_with(RetryingModel(reply)) is Billing.UNKNOWN
-
-
-async def test_pydantic_ais_own_model_is_asked_with_its_tools() -> None:
-    settings = {"tools": [TOOL]}
-    request = InvokeRequest.model_validate({"question": "Add.", "settings": settings})
-    answer = await call(PydanticAIProvider(target_of(), TestModel()), request)
-    assert answer.output is not None
-    assert [call.name for call in answer.output[0].tool_calls or []] == ["add"]
 
 
 WRONG: dict[str, dict[str, Any]] = {

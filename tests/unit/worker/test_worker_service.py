@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 
 import pytest
@@ -14,9 +13,8 @@ from quintain.contracts.headers import DEADLINE_HEADER, PROTOCOL_HEADER, REQUEST
 from quintain.contracts.invoke import FaultReply, Result, TokenUsage
 from quintain.contracts.ledger import Admission, AttemptOutcome, TargetCard
 from quintain.contracts.message import MAX_BODY_BYTES
-from quintain.errors import BadRequest, ProviderFailed, Throttled
 from quintain.topology import DEAD_QUEUE, HEARTBEAT_QUEUE, target_queue
-from quintain_worker.providers.provider import Billing, ProviderAnswer, ProviderFailure
+from quintain_worker.providers.provider import ProviderAnswer
 from quintain_worker.target import WorkerTarget
 from quintain_worker.worker import Worker
 from support.fake_ledger_service import FakeEvaluator, FakeLedgerService, grant, next_item
@@ -53,38 +51,6 @@ async def test_a_granted_call_is_asked_settled_and_answered(
     assert settle.token_usage == TokenUsage(input=1, output=2)
     assert settle.session_id == evaluator.token.split("_")[2]
     assert admit.token == evaluator.token
-
-
-@pytest.mark.parametrize(
-    ("failure", "outcome", "code", "charged"),
-    [
-        (ProviderFailure(Throttled(), Billing.UNBILLED), AttemptOutcome.REFUND, "throttled", False),
-        (ProviderFailure(ProviderFailed(charged=True), Billing.BILLED), AttemptOutcome.CHARGED, "provider_error", True),
-        (
-            ProviderFailure(ProviderFailed(charged=True), Billing.UNKNOWN),
-            AttemptOutcome.IN_DOUBT,
-            "provider_error",
-            True,
-        ),
-        (ZeroDivisionError("a defect"), AttemptOutcome.IN_DOUBT, "internal", True),
-    ],
-)
-async def test_a_failure_is_told_and_settled_alike(
-    ledger: FakeLedgerService,
-    gated_provider: GatedProvider,
-    worker: Worker,
-    evaluator: FakeEvaluator,
-    failure: Exception,
-    outcome: AttemptOutcome,
-    code: str,
-    charged: bool,
-) -> None:
-    gated_provider.outcome = failure
-    await evaluator.send_request()
-    fault, settle = await next_fault(evaluator), await next_item(ledger.settles)
-    assert (fault.code, fault.charged, settle.outcome) == (code, charged, outcome)
-    assert settle.fault == fault
-    assert settle.reply is None
 
 
 async def test_a_session_that_keeps_no_replies_settles_without_one(
@@ -173,17 +139,6 @@ async def test_what_is_wrong_with_a_request_is_left_to_the_ledger_to_refuse_afte
     assert gated_provider.requests.empty()
 
 
-async def test_a_sentence_that_quotes_the_caller_is_no_burden_to_its_neighbours(
-    ledger: FakeLedgerService, worker: Worker, evaluator: FakeEvaluator
-) -> None:
-    ledger.admit_policy = lambda ask: Admission(attempt_id=ask.attempt_id, fault=ask.problem)
-    for body in ({"question": "x", "target": "b" * 900_000}, {"question": "x", "metadata": {"b" * 900_000: 1}}):
-        await evaluator.send_request(body=json.dumps(body).encode())
-        fault = await next_fault(evaluator)
-        assert fault.code == "bad_request"
-        assert len(fault.error) < 600
-
-
 @pytest.mark.parametrize("missing", ["reply_to", "correlation_id"])
 async def test_what_cannot_be_answered_is_a_dead_letter(
     ledger: FakeLedgerService, gated_provider: GatedProvider, worker: Worker, evaluator: FakeEvaluator, missing: str
@@ -200,20 +155,6 @@ async def test_what_cannot_be_answered_is_a_dead_letter(
         assert (await dead.get()).headers["x-first-death-reason"] == "rejected"
     assert ledger.admits.empty()
     assert gated_provider.requests.empty()
-
-
-async def test_half_a_character_is_carried_as_a_whole_one_and_loses_no_neighbour(
-    ledger: FakeLedgerService, gated_provider: GatedProvider, worker: Worker, evaluator: FakeEvaluator
-) -> None:
-    gated_provider.open.clear()
-    gated_provider.outcome = ProviderAnswer(text="cut off: \ud83d")
-    for number in range(3):
-        await evaluator.send_request(f"c{number}")
-        await gated_provider.requests.get()
-    gated_provider.open.set()
-    texts = {(await next_result(evaluator)).raw_text for _ in range(3)}
-    assert texts == {"cut off: \N{REPLACEMENT CHARACTER}"}
-    assert [(await next_item(ledger.settles)).outcome for _ in range(3)] == [AttemptOutcome.RESULT] * 3
 
 
 @pytest.mark.parametrize(
@@ -313,32 +254,6 @@ async def test_a_worker_that_comes_first_waits_for_the_metadata_service(gated_pr
     for one in (bus, late.bus):
         await one.close()
     memory.close()
-
-
-async def test_a_worker_that_is_refused_beats_all_the_same_and_its_card_says_why(
-    ledger: FakeLedgerService, gated_provider: GatedProvider, caplog: pytest.LogCaptureFixture
-) -> None:
-    ledger.refusal = BadRequest("protocol: 99 is not spoken here")
-    bus, target_card = ledger.memory.connect(), TargetCard(name="a", provider="mock", max_concurrency=1)
-    worker = Worker(
-        bus,
-        {"a": WorkerTarget(name="a", provider=gated_provider)},
-        [target_card],
-        timings=timings(register_pause_seconds=0.01, heartbeat_seconds=0.01),
-    )
-    starting = asyncio.get_running_loop().create_task(worker.start())
-    incarnations = {(await next_item(ledger.heartbeats)).incarnation for _ in range(5)}
-    assert (worker.card().problem, worker.card().targets) == ("protocol: 99 is not spoken here", [])
-    assert not starting.done()
-    told = [message for message in caplog.messages if "99" in message]
-    assert told == ["Not registered yet: protocol: 99 is not spoken here"]
-    ledger.refusal = None
-    async with asyncio.timeout(30):
-        await starting
-    assert {(await next_item(ledger.registers)).incarnation} == incarnations
-    assert (worker.card().problem, [one.name for one in worker.card().targets]) == (None, ["a"])
-    await worker.stop(grace_seconds=0)
-    await bus.close()
 
 
 async def test_a_worker_renews_its_lease_under_one_incarnation(
