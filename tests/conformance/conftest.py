@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from conformance.clocked_ledger_driver import Driver
 from conformance.transports import Transport, open_transport
 from quintain.remote.connection_thread import ConnectionThread
-from quintain_metadata.store.opening import open_ledger
+from support.ledger_driver import Driver, open_emptied_ledger
+from support.servers.postgres_admin import PostgresUnderTest
+from support.servers.postgres_sql import fresh_database
 from support.thread_host import ThreadHost, thread_host
 
 
@@ -22,11 +23,18 @@ async def transport(request: pytest.FixtureRequest) -> AsyncIterator[Transport]:
         yield transport
 
 
+@pytest.fixture(scope="session")
+def ledger_database(postgres: PostgresUnderTest) -> Iterator[str]:
+    """A database that the ledgers of many tests have in turn: to make one takes longer than such a test."""
+    with fresh_database(postgres.url) as url:
+        yield url
+
+
 @pytest.fixture(params=["sqlite", "postgres"])
 async def driver(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Driver]:
     on_postgres = request.param == "postgres"
-    url = request.getfixturevalue("fresh_postgres_url") if on_postgres else f"sqlite://{tmp_path / 'ledger.sqlite3'}"
-    ledger = await open_ledger(url)
+    url = request.getfixturevalue("ledger_database") if on_postgres else f"sqlite://{tmp_path / 'ledger.sqlite3'}"
+    ledger = await open_emptied_ledger(url)
     desk = Driver(ledger)
     await desk.register()
     yield desk

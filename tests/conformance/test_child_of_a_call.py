@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from conformance.clocked_ledger_driver import Driver
 from quintain.contracts.credentials import SessionToken
 from quintain.contracts.ledger import Admission, OpenChild
-from quintain.contracts.session import AGENTS, Info, SessionOpened, SessionState
+from quintain.contracts.session import AGENTS, SessionOpened, SessionState
 from quintain.errors import ForbiddenTarget, Unauthorized
 from quintain_metadata import handlers
-from quintain_metadata.ledger import audit, sessions, usage
+from quintain_metadata.ledger import audit, usage
+from support.ledger_driver import Driver
 
 
 async def open_child(driver: Driver, session: SessionOpened, **altered: object) -> SessionOpened:
@@ -28,10 +28,6 @@ async def open_child(driver: Driver, session: SessionOpened, **altered: object) 
     return await driver.transact(lambda moment: handlers.open_child(moment, request, SessionToken.mint()))
 
 
-async def info(driver: Driver, session: SessionOpened) -> Info:
-    return await driver.at_now(sessions.info_by_id, session.session_id)
-
-
 async def running_call(driver: Driver, **fields: object) -> SessionOpened:
     await driver.register()
     session = await driver.open_session(**fields)
@@ -41,7 +37,7 @@ async def running_call(driver: Driver, **fields: object) -> SessionOpened:
 
 async def test_it_has_the_configured_terms_and_ends_with_the_call(driver: Driver) -> None:
     session = await running_call(driver)
-    child = await info(driver, await open_child(driver, session, expires_in_seconds=86_400))
+    child = await driver.info(await open_child(driver, session, expires_in_seconds=86_400))
     assert (child.parent_id, child.target_name, child.allowed_targets) == (session.session_id, "b", ["b", "c"])
     assert child.max_calls == 3
     assert child.expires_at is not None
@@ -74,13 +70,13 @@ async def test_an_exported_call_has_the_call_whose_agent_made_it(driver: Driver)
 async def test_a_call_has_one_at_a_time(driver: Driver) -> None:
     session = await running_call(driver)
     first, second = [await open_child(driver, session) for _ in range(2)]
-    states = [(await info(driver, one)).state for one in (first, second)]
+    states = [(await driver.info(one)).state for one in (first, second)]
     assert states == [SessionState.CLOSED, SessionState.OPEN]
 
 
 async def test_it_narrows_the_session_as_any_child_does(driver: Driver) -> None:
     session = await running_call(driver, max_calls=2, allowed_targets=["a", "b", "c"])
-    assert (await info(driver, await open_child(driver, session))).max_calls == 2
+    assert (await driver.info(await open_child(driver, session))).max_calls == 2
     with pytest.raises(ForbiddenTarget):
         await open_child(driver, session, targets=["d"])
 

@@ -7,9 +7,7 @@ import random
 
 import pytest
 
-from conformance.clocked_ledger_driver import USED, Driver, counters
 from quintain.contracts.credentials import SessionToken
-from quintain.contracts.invoke import FaultReply
 from quintain.contracts.ledger import Admission, AttemptOutcome
 from quintain.contracts.message import LARGE_REPLY_BYTES
 from quintain.contracts.session import Priority, SessionOpened
@@ -29,28 +27,7 @@ from quintain.errors import (
 )
 from quintain_metadata.ledger.decisions import Deferred
 from quintain_metadata.ledger.replies import LargeReplay, read_replay
-
-
-async def test_a_call_is_charged_once_from_its_admit_to_its_result(driver: Driver) -> None:
-    session = await driver.open_session(max_calls=2)
-    grant = await driver.admit_granted(session, "r1")
-    assert (grant.attempt, grant.call_count, grant.max_calls) == (1, 1, 2)
-    assert (await driver.info(session)).running == 1
-    await driver.settle(session, "r1", grant.attempt_id, AttemptOutcome.RESULT)
-    info = await driver.info(session)
-    assert (info.call_count, info.committed, info.running) == (1, 1, 0)
-    assert info.token_usage == USED
-
-
-async def test_the_same_request_id_is_answered_from_the_ledger(driver: Driver) -> None:
-    session = await driver.open_session(max_calls=1)
-    grant = await driver.admit_granted(session, "r1")
-    await driver.settle(session, "r1", grant.attempt_id, AttemptOutcome.RESULT, "kept")
-    again = await driver.admit(session, "r1", by="w2")
-    assert isinstance(again, Admission)
-    assert again.replay is not None
-    assert (again.replay.raw_text, again.replay.replayed) == ("kept", True)
-    assert (await driver.info(session)).call_count == 1
+from support.ledger_driver import Driver
 
 
 async def test_a_large_reply_is_kept_and_is_no_part_of_the_decision_to_replay_it(driver: Driver) -> None:
@@ -72,15 +49,6 @@ async def test_another_request_under_the_same_id_is_a_conflict(driver: Driver, o
     with pytest.raises(RequestConflict):
         await driver.admit(session, "r1", **other)
     assert (await driver.info(session)).call_count == 1
-
-
-async def test_the_limit_holds_and_a_refusal_leaves_no_trace(driver: Driver) -> None:
-    session = await driver.open_session(max_calls=1)
-    await driver.admit_granted(session, "r1")
-    with pytest.raises(BudgetExhausted, match=r"Max calls exceeded \(limit: 1\)"):
-        await driver.admit(session, "r2")
-    await driver.amend(session, max_calls=2)
-    assert (await driver.admit_granted(session, "r2")).call_count == 2
 
 
 async def test_two_hundred_at_once_are_granted_exactly_the_limit_with_duplicates_among_them(driver: Driver) -> None:
@@ -118,34 +86,6 @@ async def test_who_registers_under_an_id_of_its_alone_has_outlived_whoever_had_i
     assert isinstance(await driver.admit(session, "r2", by="after"), Deferred)
 
 
-async def test_a_result_counts_whoever_it_comes_from_and_however_late(driver: Driver) -> None:
-    session = await driver.open_session()
-    first = await driver.admit_granted(session, "r1", by="w1")
-    await driver.lose_worker()
-    await driver.admit_granted(session, "r1", by="w2")
-    await driver.settle(session, "r1", first.attempt_id, AttemptOutcome.RESULT, "from the dead")
-    again = await driver.admit(session, "r1")
-    assert isinstance(again, Admission)
-    assert again.replay is not None
-    assert again.replay.raw_text == "from the dead"
-
-
-@pytest.mark.parametrize(
-    ("outcome", "state"), [(AttemptOutcome.CHARGED, "committed"), (AttemptOutcome.IN_DOUBT, "in_doubt")]
-)
-async def test_a_charged_fault_and_a_doubt_are_kept_and_told_again(
-    driver: Driver, outcome: AttemptOutcome, state: str
-) -> None:
-    session = await driver.open_session()
-    grant = await driver.admit_granted(session, "r1")
-    await driver.settle(session, "r1", grant.attempt_id, outcome)
-    assert counters(await driver.info(session))[state] == 1
-    again = await driver.admit(session, "r1")
-    assert isinstance(again, Admission)
-    assert again.fault is not None
-    assert (again.fault.error, again.fault.charged) == ("it broke", True)
-
-
 async def test_charged_faults_are_counted_without_what_the_provider_answered(driver: Driver) -> None:
     session = await driver.open_session()
     faults = [
@@ -163,46 +103,12 @@ async def test_charged_faults_are_counted_without_what_the_provider_answered(dri
     assert (info.committed, info.charged_faults, info.in_doubt) == (5, 2, 0)
 
 
-async def test_a_batch_is_reserved_all_or_nothing(driver: Driver) -> None:
-    session = await driver.open_session(max_calls=5)
-    await driver.admit_granted(session, "r1")
-    with pytest.raises(BudgetExhausted, match=r"Batch would exceed max calls \(current: 1, batch: 5, limit: 5\)"):
-        await driver.reserve(session, [f"b{number}" for number in range(5)])
-    assert (await driver.info(session)).call_count == 1
-    assert await driver.reserve(session, ["b1", "b2", "b3", "b4", "r1"]) == 4
-    assert counters(await driver.info(session))["reserved"] == 4
-    assert (await driver.admit_granted(session, "b1")).call_count == 5
-
-
-async def test_a_reservation_ends_with_its_deadline_or_its_release_or_its_session(driver: Driver) -> None:
-    session = await driver.open_session(max_calls=10)
-    await driver.reserve(session, ["short"], seconds=1)
-    await driver.reserve(session, ["long", "given back"], seconds=600)
-    assert await driver.release(session, ["given back", "unknown"]) == 1
-    driver.clock_ahead_ms = 2_000
-    assert await driver.sweep() == 1
-    assert (await driver.info(session)).reserved == 1
-    assert (await driver.close(session)).call_count == 0
-
-
 async def test_a_call_whose_deadline_passed_in_the_queue_is_refused_uncharged(driver: Driver) -> None:
     session = await driver.open_session()
     with pytest.raises(Expired) as refusal:
         await driver.admit(session, "r1", deadline=1)
     assert not refusal.value.charged
     assert (await driver.info(session)).call_count == 0
-
-
-async def test_a_target_at_its_limit_holds_the_next_admit_until_a_slot_is_free(driver: Driver) -> None:
-    await driver.register(limit=1)
-    session = await driver.open_session()
-    grant = await driver.admit_granted(session, "r1")
-    held = await driver.admit(session, "r2")
-    assert isinstance(held, Deferred)
-    assert not held.is_duplicate
-    assert (await driver.info(session)).call_count == 1
-    await driver.settle(session, "r1", grant.attempt_id, AttemptOutcome.RESULT)
-    assert (await driver.admit_granted(session, "r2")).call_count == 2
 
 
 async def test_a_child_draws_on_its_parent_and_narrows_it(driver: Driver) -> None:
@@ -228,16 +134,6 @@ async def test_an_expired_or_unknown_session_opens_nothing_and_says_no_more(driv
         driver.clock_ahead_ms = ahead_ms
         with pytest.raises(Unauthorized, match="^Unauthorized$"):
             await driver.admit(token, "r1")
-
-
-async def test_the_token_is_checked_before_the_body(driver: Driver) -> None:
-    session = await driver.open_session()
-    problem = FaultReply.from_fault(BadRequest("Missing required field: question"))
-    with pytest.raises(BadRequest, match="question"):
-        await driver.admit(session, "r1", problem=problem)
-    stranger = session.model_copy(update={"token": SessionToken.mint().text})
-    with pytest.raises(Unauthorized):
-        await driver.admit(stranger, "r1", problem=problem)
 
 
 async def test_a_grant_says_what_the_session_does_with_unsupported_settings(driver: Driver) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from conformance.clocked_ledger_driver import Driver
 from quintain.contracts.fleet import SetUser
 from quintain.contracts.ledger import AttemptOutcome, DrainState
 from quintain.contracts.session import PauseTarget, ResumeTarget, TargetPause, WorkerList
 from quintain.errors import BadRequest, ForbiddenTarget, Unauthorized, UnknownTarget
 from quintain_metadata.ledger import leases, targets
 from quintain_metadata.ledger.decisions import Deferred
+from support.ledger_driver import Driver
 
 
 async def pause(driver: Driver, seconds: float, target: str = "a") -> TargetPause:

@@ -6,25 +6,38 @@ import asyncio
 
 import pytest
 
-from conformance.clocked_ledger_driver import Driver
 from quintain.contracts.credentials import SessionToken
-from quintain.contracts.ledger import AttemptOutcome, Settle
+from quintain.contracts.ledger import Admission, AttemptOutcome, Settle
+from quintain.contracts.session import SessionOpened
 from quintain.errors import BudgetExhausted, Unauthorized
 from quintain_metadata.ledger import settles
 from quintain_metadata.ledger.call_rows import CallRow
 from quintain_metadata.ledger.calls import CallOperations
-from quintain_metadata.ledger.decisions import DeferReason, Deferred
+from quintain_metadata.ledger.decisions import AdmitOperation, DeferReason, Deferred
 from quintain_metadata.store.base import Moment, Operation, SqlProgram, SqlValue, execute
-from support.ledger_operations import admit_operation, assert_ledger_consistent, is_granted, one_admit, one_settle
+from support.ledger_driver import Driver, admit_request, alone, settle_request
 
 CALLS = 10
+
+
+def admit(session: SessionOpened, request_id: str, attempt: str) -> AdmitOperation:
+    request = admit_request(session, request_id, attempt_id=attempt)
+    return AdmitOperation(request, "w1", request.credential())
+
+
+def settle(session: SessionOpened, request_id: str, attempt: str, outcome: AttemptOutcome) -> Settle:
+    return settle_request(session, admit_request(session, request_id, attempt_id=attempt), outcome)
+
+
+def is_granted(decision: object) -> bool:
+    return isinstance(decision, Admission) and decision.is_grant
 
 
 async def test_a_budget_that_ends_within_a_batch_is_spent_exactly(driver: Driver) -> None:
     ledger = driver.ledger
     small, large = [await driver.open_session(max_calls=count) for count in (4, 100)]
     operations = [
-        one_admit(session, f"r{number}", f"{session.session_id} {number}")
+        admit(session, f"r{number}", f"{session.session_id} {number}")
         for number in range(CALLS)
         for session in (small, large)
     ]
@@ -33,29 +46,29 @@ async def test_a_budget_that_ends_within_a_batch_is_spent_exactly(driver: Driver
     assert (sum(granted[::2]), sum(granted[1::2])) == (4, CALLS)
     assert sum(isinstance(outcome, BudgetExhausted) for outcome in outcomes) == CALLS - 4
     batch = [
-        one_settle(large, f"r{number}", f"{large.session_id} {number}", outcome)
+        settle(large, f"r{number}", f"{large.session_id} {number}", outcome)
         for number, outcome in enumerate([AttemptOutcome.RESULT, AttemptOutcome.REFUND] * (CALLS // 2))
     ]
     await CallOperations(ledger).run(batch)
     info = await driver.info(large)
     assert (info.call_count, info.committed, info.refunded, info.running) == (CALLS // 2, CALLS // 2, CALLS // 2, 0)
-    await assert_ledger_consistent(ledger)
+    assert await driver.audit_findings() == ()
 
 
 async def test_a_limit_that_is_reached_within_a_batch_is_kept(driver: Driver) -> None:
     await driver.register(limit=3)
     session = await driver.open_session(max_calls=CALLS)
-    operations = [one_admit(session, f"r{number}", f"attempt {number}") for number in range(CALLS)]
+    operations = [admit(session, f"r{number}", f"attempt {number}") for number in range(CALLS)]
     outcomes = await CallOperations(driver.ledger).run(operations)
     assert sum(map(is_granted, outcomes)) == 3
     waiting = [outcome.reason for outcome in outcomes if isinstance(outcome, Deferred)]
     assert waiting == [DeferReason.TARGET] * (CALLS - 3)
-    await assert_ledger_consistent(driver.ledger)
+    assert await driver.audit_findings() == ()
 
 
 async def test_two_attempts_at_one_call_in_a_batch_are_one_grant(driver: Driver) -> None:
     session = await driver.open_session(max_calls=CALLS)
-    operations = [one_admit(session, f"r{number % 5}", f"attempt {number}") for number in range(CALLS)]
+    operations = [admit(session, f"r{number % 5}", f"attempt {number}") for number in range(CALLS)]
     outcomes = await CallOperations(driver.ledger).run(operations)
     assert sum(map(is_granted, outcomes)) == 5
     assert sum(isinstance(outcome, Deferred) and outcome.is_duplicate for outcome in outcomes) == 5
@@ -67,14 +80,14 @@ async def test_children_are_charged_with_their_parents_and_reservations_are_used
     child = await driver.open_session(parent=parent, max_calls=CALLS)
     await driver.reserve(parent, [f"r{number}" for number in range(CALLS)])
     operations = [
-        one_admit(session, f"r{number}", f"{session.session_id} {number}")
+        admit(session, f"r{number}", f"{session.session_id} {number}")
         for number in range(CALLS)
         for session in (child, parent)
     ]
     assert all(map(is_granted, await CallOperations(driver.ledger).run(operations)))
     assert (await driver.info(parent)).call_count == 2 * CALLS
     assert (await driver.info(child)).call_count == CALLS
-    await assert_ledger_consistent(driver.ledger)
+    assert await driver.audit_findings() == ()
 
 
 async def test_each_call_of_a_batch_has_its_own_number_in_its_session(driver: Driver) -> None:
@@ -82,7 +95,7 @@ async def test_each_call_of_a_batch_has_its_own_number_in_its_session(driver: Dr
     reserving = await driver.open_session(parent=parent, max_calls=CALLS, reserve=CALLS // 2)
     for batch in range(2):
         operations = [
-            one_admit(session, f"r{batch}{number}", f"{session.session_id} {batch} {number}")
+            admit(session, f"r{batch}{number}", f"{session.session_id} {batch} {number}")
             for number in range(CALLS // 2)
             for session in (reserving, parent)
         ]
@@ -93,24 +106,24 @@ async def test_each_call_of_a_batch_has_its_own_number_in_its_session(driver: Dr
         assert len(set(counts[1])) == CALLS // 2
         # The first batch of the child is paid for by what it reserved, the second is not.
         assert (await driver.info(parent)).call_count == (batch + 1) * CALLS
-    await assert_ledger_consistent(driver.ledger)
+    assert await driver.audit_findings() == ()
 
 
 async def test_operations_of_one_call_in_a_batch_follow_each_other(driver: Driver) -> None:
     session = await driver.open_session(max_calls=CALLS)
     operations = [
-        one_admit(session, "r1", "one"),
-        one_settle(session, "r1", "one", AttemptOutcome.REFUND),
-        one_admit(session, "r1", "two"),
-        one_settle(session, "r1", "two", AttemptOutcome.RESULT),
-        one_admit(session, "r1", "three"),
+        admit(session, "r1", "one"),
+        settle(session, "r1", "one", AttemptOutcome.REFUND),
+        admit(session, "r1", "two"),
+        settle(session, "r1", "two", AttemptOutcome.RESULT),
+        admit(session, "r1", "three"),
     ]
     outcomes = await CallOperations(driver.ledger).run(operations)
     assert [is_granted(outcome) for outcome in outcomes[::2]] == [True, True, False]
     assert outcomes[4].is_replay
     info = await driver.info(session)
     assert (info.call_count, info.committed) == (1, 1)
-    await assert_ledger_consistent(driver.ledger)
+    assert await driver.audit_findings() == ()
 
 
 async def test_a_defect_of_one_settle_undoes_no_other_of_its_batch(
@@ -127,12 +140,12 @@ async def test_a_defect_of_one_settle_undoes_no_other_of_its_batch(
         return real(moment, call, settlement)
 
     monkeypatch.setattr(settles, "reply_parameters", broken)
-    batch = [one_settle(session, name, name, AttemptOutcome.RESULT) for name in ("r1", "r2", "r3")]
+    batch = [settle(session, name, name, AttemptOutcome.RESULT) for name in ("r1", "r2", "r3")]
     outcomes = await CallOperations(ledger).run(batch)
     assert [isinstance(outcome, RuntimeError) for outcome in outcomes] == [False, True, False]
     info = await driver.info(session)
     assert (info.committed, info.running) == (2, 1)
-    await assert_ledger_consistent(ledger)
+    assert await driver.audit_findings() == ()
 
 
 async def test_what_one_operation_raises_undoes_its_own_writes_and_no_others(driver: Driver) -> None:
@@ -144,10 +157,10 @@ async def test_what_one_operation_raises_undoes_its_own_writes_and_no_others(dri
 
     stranger = session.model_copy(update={"token": SessionToken.mint().text})
     operations: list[Operation[object]] = [
-        admit_operation(session, "r1", "one"),
+        alone(admit(session, "r1", "one")),
         failing,
-        admit_operation(stranger, "r2", "two"),
-        admit_operation(session, "r3", "three"),
+        alone(admit(stranger, "r2", "two")),
+        alone(admit(session, "r3", "three")),
     ]
     outcomes = await asyncio.gather(*map(driver.ledger.transact, operations), return_exceptions=True)
     assert [is_granted(outcome) for outcome in outcomes] == [True, False, False, True]

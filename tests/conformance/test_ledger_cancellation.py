@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from conformance.clocked_ledger_driver import Driver, counters
 from quintain.contracts.credentials import SessionToken
 from quintain.contracts.invoke import FaultReply
 from quintain.contracts.ledger import AttemptOutcome
@@ -15,6 +14,7 @@ from quintain_metadata.ledger.calls import CancelResult
 from quintain_metadata.ledger.decisions import DeferReason, Deferred
 from quintain_metadata.ledger.targets import MAX_PAUSE_MS
 from quintain_metadata.store.base import Moment, SqlProgram
+from support.ledger_driver import Driver, counters
 
 
 async def fault_of_next_attempt(

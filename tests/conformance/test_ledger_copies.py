@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from conformance.clocked_ledger_driver import Driver
 from quintain.contracts.ledger import Admission, AttemptOutcome
 from quintain.contracts.values import MAX_DEADLINE_SECONDS
 from quintain.errors import BadRequest
 from quintain_metadata.ledger.calls import CancelResult
 from quintain_metadata.ledger.decisions import CLOCK_TOLERANCE_SECONDS, DeferReason, Deferred
+from support.ledger_driver import Driver
 
 LEASE_MS = 16_000
 

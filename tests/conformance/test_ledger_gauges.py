@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from conformance.clocked_ledger_driver import Driver
 from quintain.contracts.ledger import AttemptOutcome
-from quintain_metadata.ledger import targets
 from quintain_metadata.metrics import read_gauges
 from quintain_metadata.store.opening import open_ledger, open_snapshot
 from quintain_metadata.store.schema import SCHEMA_VERSION
+from support.ledger_driver import Driver
 
 
 async def test_the_figures_count_what_is_open(driver: Driver) -> None:
@@ -25,14 +24,6 @@ async def test_the_figures_count_what_is_open(driver: Driver) -> None:
     assert dict(read.sessions) == {"open": 2, "closed": 1}
     assert (read.in_doubt, read.near_limit) == (1, 1)
     assert {target.name: target.running for target in read.targets}["a"] == 1
-
-
-async def test_a_registered_target_says_how_long_it_is_paused(driver: Driver) -> None:
-    await driver.pause("a", 60_000)
-    listed = await driver.transact(lambda moment: targets.list_targets(moment.now))
-    paused = {target.name: target.paused_until for target in listed.targets}
-    assert (paused["a"] or 0) > listed.now
-    assert {name for name, until in paused.items() if until is None} == set(paused) - {"a"}
 
 
 @pytest.mark.parametrize("store", ["sqlite", "postgres"])

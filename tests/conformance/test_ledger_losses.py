@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from conformance.clocked_ledger_driver import Driver, counters
 from quintain.contracts.ledger import Admission, Admit, AttemptOutcome
 from quintain.contracts.session import SessionOpened
 from quintain_metadata.ledger import calls
 from quintain_metadata.ledger.decisions import AdmitOperation
 from quintain_metadata.ledger.lifecycle import LOSSES_BEFORE_ALONE, MAX_ATTEMPTS, MAX_UNCOUNTED_ATTEMPTS
+from support.ledger_driver import Driver, counters
 
 LEASE_MS = 16_000
 

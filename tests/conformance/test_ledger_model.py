@@ -25,7 +25,7 @@ from hypothesis.stateful import (
 
 from quintain.contracts.credentials import SessionToken
 from quintain.contracts.headers import PROTOCOL_VERSION
-from quintain.contracts.invoke import FaultReply, OutputMessage, Result, TokenUsage
+from quintain.contracts.invoke import FaultReply
 from quintain.contracts.ledger import (
     Admission,
     Admit,
@@ -33,7 +33,6 @@ from quintain.contracts.ledger import (
     Heartbeat,
     LeaseRenewed,
     Register,
-    Settle,
     TargetCard,
 )
 from quintain.contracts.session import AmendSession, OpenSession, SessionOpened, SessionState
@@ -52,8 +51,7 @@ from quintain_metadata.ledger.lifecycle import (
 from quintain_metadata.ledger.session_rows import SessionRow
 from quintain_metadata.store.base import Ledger, Moment, SqlProgram, execute
 from quintain_metadata.store.opening import open_ledger
-from support.ledger_operations import alone
-from support.servers.postgres_sql import run_sql
+from support.ledger_driver import admit_request, alone, open_emptied_ledger, settle_request
 
 NAMES = ("parent", "left", "right")
 PARENT_OF = {"parent": None, "left": "parent", "right": "parent"}
@@ -395,15 +393,7 @@ class LedgerModelMachine(RuleBasedStateMachine):
         return data.draw(st.one_of(st.sampled_from(self.all[-2:]), st.sampled_from(self.all)))
 
     def admit(self, attempt: Attempt) -> str:
-        ask = Admit(
-            token=self.opened[attempt.session].token,
-            request_id=attempt.request,
-            attempt_id=attempt.name,
-            target="a",
-            body_sha256="body",
-            deadline=self.model.now + DEADLINE_MS,
-            alone=attempt.alone or None,
-        )
+        ask = self.admit_request(attempt, deadline=self.model.now + DEADLINE_MS, alone=attempt.alone or None)
         expected = self.model.admit(attempt)
         verdict = self.transact_or_fault(alone(AdmitOperation(ask, attempt.worker, ask.credential())))
         assert self.read_decision(verdict) == expected
@@ -411,6 +401,9 @@ class LedgerModelMachine(RuleBasedStateMachine):
             assert isinstance(verdict, Admission)
             assert verdict.unproven is any(one.state not in {"proven", "void"} for one in self.model.others(attempt))
         return expected
+
+    def admit_request(self, attempt: Attempt, **fields: object) -> Admit:
+        return admit_request(self.opened[attempt.session], attempt.request, attempt_id=attempt.name, **fields)
 
     def read_decision(self, decision: object) -> str:
         if isinstance(decision, Deferred):
@@ -446,17 +439,9 @@ class LedgerModelMachine(RuleBasedStateMachine):
         fault: Fault = Cancelled() if call is not None and call.cancelled else Throttled()
         if outcome is AttemptOutcome.CHARGED:
             fault = ProviderFailed("it broke", charged=True)
-        item = Settle(
-            session_id=self.opened[attempt.session].session_id,
-            request_id=attempt.request,
-            attempt_id=attempt.name,
-            outcome=outcome,
-            reply=kept_result().to_wire().decode() if is_result else None,
-            fault=None if is_result or not redelivered else FaultReply.from_fault(fault),
-            token_usage=TokenUsage(input=1, output=1) if is_result else None,
-            tries=1,
-            unproven=int(attempt.unproven) or None,
-        )
+        told = None if is_result or not redelivered else FaultReply.from_fault(fault)
+        fields = {"fault": told, "tries": 1, "unproven": int(attempt.unproven) or None}
+        item = settle_request(self.opened[attempt.session], self.admit_request(attempt), outcome).with_fields(**fields)
         self.transact(alone(item))
 
     @rule(
@@ -549,10 +534,6 @@ class LedgerModelMachine(RuleBasedStateMachine):
         self.committed = committed
 
 
-def kept_result() -> Result:
-    return Result(output=[OutputMessage(content="yes")], target="a", call_count=1, max_calls=1)
-
-
 def in_memory(loop: asyncio.AbstractEventLoop) -> Ledger:
     return loop.run_until_complete(open_ledger("sqlite://"))
 
@@ -565,14 +546,8 @@ def store(request: pytest.FixtureRequest) -> Store:
     """Opens an empty ledger, as often as it is asked."""
     if request.param == "sqlite":
         return in_memory
-    url = request.getfixturevalue("fresh_postgres_url")
-
-    def empty_ledger(loop: asyncio.AbstractEventLoop) -> Ledger:
-        run_sql(url, "DROP SCHEMA public CASCADE")
-        run_sql(url, "CREATE SCHEMA public")
-        return loop.run_until_complete(open_ledger(url))
-
-    return empty_ledger
+    url = request.getfixturevalue("ledger_database")
+    return lambda loop: loop.run_until_complete(open_emptied_ledger(url))
 
 
 def machine_for(store: Store) -> type[LedgerModelMachine]:

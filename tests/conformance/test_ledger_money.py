@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from conformance.clocked_ledger_driver import Driver
 from quintain.contracts.ledger import AttemptOutcome
 from quintain.contracts.money import PICODOLLARS_PER_DOLLAR, CostTerms, dollars_text, picodollars
 from quintain.contracts.session import AmendSession, ResumeTarget, SessionOpened
 from quintain.errors import BadRequest, Fault, ProviderError, ProviderFailed, WorkerLost
 from quintain_metadata.ledger import held, sessions, targets
 from quintain_metadata.ledger.decisions import DeferReason, Deferred
+from support.ledger_driver import Driver
 
 CENT = PICODOLLARS_PER_DOLLAR // 100
 

@@ -6,14 +6,13 @@ import time
 
 import pytest
 
-from conformance.clocked_ledger_driver import Driver
 from quintain.contracts.credentials import digest, make_proof
 from quintain.contracts.ledger import Admission, Admit
 from quintain.contracts.session import SessionOpened
 from quintain.errors import Fault, Unauthorized
 from quintain_metadata.ledger.calls import CallOperations
 from quintain_metadata.ledger.decisions import AdmitOperation
-from support.ledger_operations import alone
+from support.ledger_driver import Driver
 
 DEADLINE = int(time.time() * 1000) + 3_600_000
 
@@ -92,4 +91,4 @@ async def test_a_closed_sessions_proof_is_refused(driver: Driver) -> None:
     driver.clock_ahead_ms += 2_000
     admit = proven_admit(session, "r1")
     with pytest.raises(Unauthorized):
-        await driver.transact(alone(AdmitOperation(admit, "w1", admit.credential())))
+        await driver.ask(admit)

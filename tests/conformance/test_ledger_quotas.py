@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from conformance.clocked_ledger_driver import Driver
 from quintain.contracts.fleet import SetQuota
 from quintain.contracts.headers import PROTOCOL_VERSION
 from quintain.contracts.ledger import Register, TargetCard
 from quintain.contracts.quota import QuotaCard, QuotaTerms
 from quintain_metadata.ledger import leases
 from quintain_metadata.quotas import quota_rows
+from support.ledger_driver import Driver
 
 
 def quota(**terms: object) -> QuotaCard:

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from conformance.clocked_ledger_driver import Driver
 from quintain.contracts.ledger import Admission, AttemptOutcome
 from quintain.contracts.session import SessionOpened
 from quintain.errors import BadRequest, BudgetExhausted, Unauthorized
+from support.ledger_driver import Driver
 
 
 @pytest.fixture(autouse=True)

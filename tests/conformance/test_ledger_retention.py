@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from conformance.clocked_ledger_driver import Driver
 from quintain.contracts.ledger import AttemptOutcome
 from quintain.contracts.session import SessionOpened
 from quintain.errors import ConfigError, Unauthorized
@@ -15,6 +14,7 @@ from quintain_metadata.ledger import pruning, replies
 from quintain_metadata.ledger.audit import export_page
 from quintain_metadata.ledger.replies import REPLY_RETENTION_MS as DAY
 from quintain_metadata.store.base import SqlProgram
+from support.ledger_driver import Driver
 
 
 async def called(driver: Driver, session: SessionOpened, *request_ids: str) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from conformance.clocked_ledger_driver import Driver
 from quintain.contracts.fleet import RegisteredTarget
 from quintain.contracts.ledger import DrainState, Heartbeat
 from quintain.contracts.money import CostTerms
 from quintain.timings import DEFAULT_TIMINGS
 from quintain_metadata.ledger import leases, targets
+from support.ledger_driver import Driver
 
 LEASE_MS = DEFAULT_TIMINGS.lease_ms
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from conformance.clocked_ledger_driver import USED, Driver
 from quintain.contracts.ledger import AttemptOutcome
 from quintain.contracts.money import PICODOLLARS_PER_DOLLAR
 from quintain.contracts.session import CostUsage, SessionOpened, Usage
 from quintain.errors import ProviderFailed
 from quintain_metadata.ledger import audit, usage
+from support.ledger_driver import USED, Driver
 
 CENT = PICODOLLARS_PER_DOLLAR // 100
 

@@ -6,14 +6,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from conformance.clocked_ledger_driver import Driver
 from quintain.contracts.fleet import SetQuota
 from quintain.contracts.ledger import AttemptOutcome
 from quintain.contracts.quota import RateReport, TryOutcome, TryReport
 from quintain.timings import DEFAULT_TIMINGS
 from quintain_metadata.quotas import quota_rows
 from quintain_metadata.store.base import execute
-from support.ledger_driver import admit_request
+from support.ledger_driver import Driver, admit_request
 from support.quota_services import ClockedLedger, QuotaFleet, QuotaService
 
 LIMIT, CALLS = 2, 6

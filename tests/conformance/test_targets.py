@@ -48,24 +48,6 @@ async def do_nothing(target: Any, emit: Emit, send: Send) -> None: ...
 # Order.
 
 
-async def test_what_is_said_before_a_request_is_seen_before_it_and_the_rest_after(placement: TargetPlacement) -> None:
-    async def script(target: Any, emit: Emit, send: Send) -> None:
-        emit(target.observation_event("a"))
-        await send(target.request_event("b"))
-        emit(target.observation_event("c"))
-
-    seen_at_b: list[Any] = []
-
-    async def answer(event: Any) -> Any:
-        seen_at_b.extend(controller.contents())
-        return controller.injection(event)
-
-    controller = Controller(placement.types, answer)
-    await controller.drive(placement.create(script))
-    assert seen_at_b == ["a", "b"]
-    assert controller.contents() == ["a", "b", "c"]
-
-
 async def test_what_is_said_while_a_request_waits_comes_after_it(placement: TargetPlacement) -> None:
     async def script(target: Any, emit: Emit, send: Send) -> None:
         emit(target.observation_event("a"))
@@ -206,18 +188,6 @@ async def test_what_is_said_after_the_end_is_refused(placement: TargetPlacement)
     assert controller.seen == []
 
 
-async def test_an_unknown_slot_and_an_unknown_question_are_refused_here_in_the_targets_words(
-    placement: TargetPlacement,
-) -> None:
-    target = placement.create(do_nothing)
-    with pytest.raises(ValueError, match="There is no slot 'mood', only persona"):
-        target.set_config("mood", "x")
-    with pytest.raises(ValueError, match="There is no question 'mood', only runs"):
-        target.query("mood")
-    with pytest.raises(KeyError, match="since"):
-        target.query("runs")
-
-
 # What goes wrong.
 
 
@@ -315,13 +285,6 @@ async def test_specs_and_domain_are_the_targets(placement: TargetPlacement) -> N
     assert type(slot) is placement.types.module.ConfigSpec
     assert [root.name for root in target.security_domain.roots] == ["root"]
     assert len(target.security_domain.distinct_combinations()) == 5
-
-
-async def test_a_target_is_torn_down_once_it_is_let_go(placement: TargetPlacement) -> None:
-    target = placement.create(do_nothing)
-    await Controller(placement.types).drive(target)
-    await target.teardown()
-    assert placement.instances[-1].torn_down
 
 
 # Logs.

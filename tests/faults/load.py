@@ -85,7 +85,7 @@ class CallTimes:
 
 
 #: A target whose limit is full, and calls that go on after the fault.
-LOAD = Load(limit=96, in_flight=300, seconds=60) if is_long() else Load(limit=12, in_flight=36, seconds=10)
+LOAD = Load(limit=96, in_flight=300, seconds=60) if is_long() else Load(limit=12, in_flight=36, seconds=6)
 
 #: Longer than in other short forms: a busy machine reads heartbeats late, and then leases are kept on purpose.
 LOAD_LEASE_SECONDS = DEFAULT_TIMINGS.lease_seconds if is_long() else 4.0

@@ -3,222 +3,174 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator
+import dataclasses
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any
 from urllib.parse import urlsplit
 
 import pika
 import pytest
 
 from faults.invariants import InvariantChecker
-from faults.load import BATCH_AND_LOAD, Load, is_long
-from faults.scenario import BOT, CONFIG, FaultScenario
-from support.process_fleet import ProcessFleet, process_fleet
-from support.servers.rabbitmq_admin import BrokerAdmin, BrokerUnderTest
+from faults.load import LOAD, Load, is_long
+from faults.scenario import FaultScenario
+from support.process_fleet import ProcessFleet
+from support.servers.rabbitmq_admin import BrokerAdmin
 from support.tcp_proxy import TcpProxy, open_tcp_proxy
 
 #: What raises each of the broker's alarms, and what ends it.
 ALARMS = {
-    "memory": (("set_vm_memory_high_watermark", "0.0000001"), ("set_vm_memory_high_watermark", "0.4")),
-    "disk": (("set_disk_free_limit", "1000000GB"), ("set_disk_free_limit", "50MB")),
+    "memory": [f"vm_memory_monitor:set_vm_memory_high_watermark({part})" for part in ("0.0000001", "0.4")],
+    "disk": [f'rabbit_disk_monitor:set_disk_free_limit("{limit}")' for limit in ("1000000GB", "50MB")],
 }
-PRINT_ALARMS = 'io:format("~p", [rabbit_alarm:get_alarms()])'
 
-#: A silent peer is noticed within three of these, and a little.
-HEARTBEAT_SECONDS = 2
-
-
-@pytest.mark.every_broker
-@BATCH_AND_LOAD
-async def test_the_broker_restarts(
-    load: Load | None,
-    fleet: ProcessFleet,
-    broker_admin: BrokerAdmin,
-    questions: list[str],
-    invariants: InvariantChecker,
-) -> None:
-    async def inject_fault(_: ProcessFleet) -> None:
-        await asyncio.to_thread(broker_admin.stop_app)
-        await asyncio.to_thread(broker_admin.start_app)
-
-    after = await FaultScenario(fleet, questions, load=load).run("broker restarted", inject_fault)
-    assert set(after.provider_calls.values()) == {1}
-    await invariants.check(fleet, after)
+#: How long an alarm lasts, how often the broker restarts, and how many calls two callers each make meanwhile.
+ALARM_SECONDS, RESTARTS, CALLS = (5, 5, 1000) if is_long() else (2, 1, 60)
 
 
-async def test_two_copies_of_every_call_are_told_nothing_false_while_the_broker_restarts_again_and_again(
-    fleet: ProcessFleet, broker_admin: BrokerAdmin, invariants: InvariantChecker
-) -> None:
-    restarts, calls = (5, 1000) if is_long() else (1, 60)
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """A fleet, the proxy between it and its broker, and the broker."""
 
-    async def inject_fault(_: ProcessFleet) -> None:
-        for _ in range(restarts):
-            await asyncio.to_thread(broker_admin.stop_app)
-            await asyncio.to_thread(broker_admin.start_app)
+    fleet: ProcessFleet
+    proxy: TcpProxy
+    admin: BrokerAdmin
+
+    async def restart(self) -> None:
+        await asyncio.to_thread(self.admin.stop_app)
+        await asyncio.to_thread(self.admin.start_app)
+
+    async def restart_again_and_again(self) -> None:
+        for _ in range(RESTARTS):
+            await self.restart()
             await asyncio.sleep(2)
 
-    # The broker gives the two copies of a call to two workers in turn.
-    questions = [f"q{number}" for number in range(calls)]
-    after = await FaultScenario(fleet, questions, duplicates=2).run(
-        f"broker restarted {restarts} ×, two copies", inject_fault
-    )
-    assert set(after.provider_calls.values()) == {1}
-    await invariants.check(fleet, after)
-
-
-@pytest.mark.parametrize("alarm", [pytest.param("memory", marks=pytest.mark.long), "disk"])
-async def test_the_broker_raises_an_alarm(
-    alarm: str, fleet: ProcessFleet, broker_admin: BrokerAdmin, questions: list[str], invariants: InvariantChecker
-) -> None:
-    raising, ending = ALARMS[alarm]
-
-    async def inject_fault(_: ProcessFleet) -> None:
-        await asyncio.to_thread(broker_admin.rabbitmqctl, *raising)
+    async def raise_alarm(self, alarm: str) -> None:
+        raising, ending = ALARMS[alarm]
+        printed = 'io:format("~p", [rabbit_alarm:get_alarms()])'
+        await asyncio.to_thread(self.admin.evaluate, raising)
         try:
-            await wait_for_alarm(broker_admin, alarm)
-            await asyncio.sleep(5)
+            async with asyncio.timeout(20):
+                while alarm not in await asyncio.to_thread(self.admin.evaluate, printed):
+                    await asyncio.sleep(0.2)
+            await asyncio.sleep(ALARM_SECONDS)
         finally:
-            await asyncio.to_thread(broker_admin.rabbitmqctl, *ending)
+            await asyncio.to_thread(self.admin.evaluate, ending)
 
-    after = await FaultScenario(fleet, questions).run(f"{alarm} alarm", inject_fault)
-    assert set(after.provider_calls.values()) == {1}
-    await invariants.check(fleet, after)
+    async def cut_connections(self) -> None:
+        for _ in range(3):
+            self.proxy.drop_connections()
+            await asyncio.sleep(1)
+
+    async def lose_connections(self) -> None:
+        self.proxy.blackhole()
+
+    async def stall(self) -> None:
+        self.proxy.stall()
+        await asyncio.sleep(12)
+        self.proxy.resume()
+
+    async def delete_queues(self, *names: str, times: int = 1, seconds_between: float = 0.0) -> None:
+        """Delete queues from outside, whoever consumes them and whatever waits in them."""
+
+        def delete() -> None:
+            with pika.BlockingConnection(pika.URLParameters(self.fleet.broker_url)) as connection:
+                for name in names:
+                    connection.channel().queue_delete(name)
+
+        for _ in range(times):
+            await asyncio.to_thread(delete)
+            await asyncio.sleep(seconds_between)
+
+    async def delete_ledger_queues(self) -> None:
+        names = ("ledger.admit", "metadata", "metadata.unrouted", "metadata.dead")
+        await self.delete_queues(*(f"quintain.{name}" for name in names), times=3, seconds_between=0.5)
+
+    async def delete_settles(self) -> None:
+        await self.delete_queues("quintain.ledger.settle", times=10, seconds_between=0.1)
+
+    async def delete_replies(self) -> None:
+        names = [str(queue["name"]) for queue in await asyncio.to_thread(self.admin.list_queues)]
+        user = urlsplit(self.fleet.broker_url).username or "guest"
+        replies = [name for name in names if name.startswith(f"quintain.reply.{user}.")]
+        assert replies
+        await self.delete_queues(*replies)
 
 
-async def wait_for_alarm(admin: BrokerAdmin, alarm: str) -> None:
-    """Wait until the broker blocks publishers because of this."""
-    async with asyncio.timeout(20):
-        while alarm not in await asyncio.to_thread(admin.evaluate, PRINT_ALARMS):
-            await asyncio.sleep(0.2)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Fault:
+    """What breaks, and how calls are made; ``options`` are those of the connections."""
+
+    inject: Callable[[Place], Awaitable[None]]
+    options: str = ""
+    is_asked_once: bool = True
+    calls: int | None = None
+    scenario: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-@contextlib.asynccontextmanager
-async def fleet_behind_a_proxy(url: str, options: str = "") -> AsyncIterator[tuple[ProcessFleet, TcpProxy]]:
-    """A fleet, and its evaluators, every connection of which goes through a proxy."""
-    parts = urlsplit(url)
+#: The broker gives the two copies of a call to two workers in turn.
+RESTARTED = Fault(inject=Place.restart_again_and_again, calls=CALLS, scenario={"duplicates": 2})
+
+FAULTS = {
+    "disk alarm": Fault(inject=lambda place: place.raise_alarm("disk")),
+    "connections cut": Fault(inject=Place.cut_connections),
+    # Each call names its target: what waits in the queue of those that name none is lost with it.
+    "metadata's queues deleted": Fault(inject=Place.delete_ledger_queues, scenario={"names_target": True}),
+}
+
+LONG_FAULTS = {
+    "memory alarm": Fault(inject=lambda place: place.raise_alarm("memory")),
+    # A silent peer is noticed within three heartbeats, and a little.
+    "connections lost without FIN": Fault(inject=Place.lose_connections, options="?heartbeat=2", is_asked_once=False),
+    "network stalled 12 s": Fault(inject=Place.stall, options="?heartbeat=2", is_asked_once=False),
+    # A settle that was in the queue is gone; its call is in doubt a minute after its deadline, and charged as it was.
+    "settles' queue deleted": Fault(inject=Place.delete_settles, scenario={"deadline_seconds": 30}),
+    "reply queue deleted": Fault(inject=Place.delete_replies),
+}
+
+
+@pytest.fixture
+async def place(stopped_fleet: ProcessFleet, fault: Fault, broker_admin: BrokerAdmin) -> AsyncIterator[Place]:
+    """A metadata service, two workers and their evaluators, every connection of which goes through a proxy."""
+    parts = urlsplit(stopped_fleet.broker_url)
     async with open_tcp_proxy(parts.hostname or "127.0.0.1", parts.port or 5672) as proxy:
-        with process_fleet(url, CONFIG, targets=["bot"]) as fleet:
-            (fleet.folder / "bot.py").write_text(BOT)
-            netloc = f"{parts.username}:{parts.password}@127.0.0.1:{proxy.port}"
-            fleet.broker_url = parts._replace(netloc=netloc).geturl() + options
-            await asyncio.to_thread(fleet.start_services, "metadata", "worker", "worker")
-            yield fleet, proxy
+        netloc = f"{parts.username}:{parts.password}@127.0.0.1:{proxy.port}"
+        stopped_fleet.broker_url = parts._replace(netloc=netloc).geturl() + fault.options
+        await asyncio.to_thread(stopped_fleet.start_services, "metadata", "worker", "worker")
+        yield Place(stopped_fleet, proxy, broker_admin)
 
 
-async def test_every_connection_is_cut_again_and_again(
-    breakable_broker: BrokerUnderTest, questions: list[str], invariants: InvariantChecker
+@pytest.mark.parametrize(
+    ("name", "fault", "load"),
+    [
+        pytest.param("broker restarted, two copies", RESTARTED, None, id="restarts", marks=pytest.mark.every_broker),
+        *(pytest.param(*each, None, id=each[0]) for each in FAULTS.items()),
+        *(pytest.param(*each, None, id=each[0], marks=pytest.mark.long) for each in LONG_FAULTS.items()),
+        pytest.param("broker restarted", Fault(inject=Place.restart), LOAD, id="load", marks=pytest.mark.long),
+    ],
+)
+async def test_no_answer_is_lost_and_none_is_charged_twice(
+    name: str, fault: Fault, load: Load | None, place: Place, questions: list[str], invariants: InvariantChecker
 ) -> None:
-    async with fleet_behind_a_proxy(breakable_broker.url) as (fleet, proxy):
-
-        async def inject_fault(_: ProcessFleet) -> None:
-            for _ in range(3):
-                proxy.drop_connections()
-                await asyncio.sleep(1)
-
-        after = await FaultScenario(fleet, questions).run("connections cut", inject_fault)
-        assert set(after.provider_calls.values()) == {1}
-        await invariants.check(fleet, after)
+    asked = questions if fault.calls is None else [f"q{number}" for number in range(fault.calls)]
+    scenario = FaultScenario(place.fleet, asked, load=load, **fault.scenario)
+    after = await scenario.run(name, lambda _: fault.inject(place))
+    assert not fault.is_asked_once or set(after.provider_calls.values()) == {1}
+    assert load or after.info.call_count == len(asked)
+    # A caller was answered before its settle was lost; the ledger, asked again, knows only that the call is in doubt.
+    await invariants.check(place.fleet, after, second_answers=after.info.in_doubt)
 
 
-@pytest.mark.long
-async def test_every_connection_ends_without_a_fin(
-    breakable_broker: BrokerUnderTest, questions: list[str], invariants: InvariantChecker
-) -> None:
-    async with fleet_behind_a_proxy(breakable_broker.url, f"?heartbeat={HEARTBEAT_SECONDS}") as (fleet, proxy):
-
-        async def inject_fault(_: ProcessFleet) -> None:
-            proxy.blackhole()
-
-        after = await FaultScenario(fleet, questions).run("connections lost without FIN", inject_fault)
-        await invariants.check(fleet, after)
-
-
-@pytest.mark.long
-async def test_every_connection_stalls_and_goes_on(
-    breakable_broker: BrokerUnderTest, questions: list[str], invariants: InvariantChecker
-) -> None:
-    async with fleet_behind_a_proxy(breakable_broker.url, f"?heartbeat={HEARTBEAT_SECONDS}") as (fleet, proxy):
-
-        async def inject_fault(_: ProcessFleet) -> None:
-            proxy.stall()
-            await asyncio.sleep(12)
-            proxy.resume()
-
-        after = await FaultScenario(fleet, questions).run("network stalled 12 s", inject_fault)
-        await invariants.check(fleet, after)
-
-
-def delete_queues(url: str, *names: str) -> None:
-    """Delete them from outside, whoever consumes them and whatever waits in them."""
-    connection = pika.BlockingConnection(pika.URLParameters(url))
-    try:
-        for name in names:
-            connection.channel().queue_delete(name)
-    finally:
-        connection.close()
-
-
+@pytest.mark.parametrize("fault", [Fault(inject=lambda place: place.delete_queues("quintain.target.bot"))], ids=[""])
 async def test_the_targets_queue_is_deleted_while_calls_wait_in_it(
-    fleet: ProcessFleet, questions: list[str], invariants: InvariantChecker
+    fault: Fault, place: Place, questions: list[str], invariants: InvariantChecker
 ) -> None:
-    async def inject_fault(fleet: ProcessFleet) -> None:
-        await asyncio.to_thread(delete_queues, fleet.broker_url, "quintain.target.bot")
-
-    scenario = FaultScenario(fleet, questions, names_target=True, deadline_seconds=12, may_expire=True)
-    after = await scenario.run("target's queue deleted", inject_fault)
+    scenario = FaultScenario(place.fleet, questions, names_target=True, deadline_seconds=8, may_expire=True)
+    after = await scenario.run("target's queue deleted", lambda _: fault.inject(place))
     expired = [request_id for request_id, (said,) in after.outcomes.items() if said.is_fault]
     assert expired, "nothing waited in the queue"
     # What was lost in the queue was admitted by nobody, and costs nothing.
     assert [request_id for request_id in expired if request_id in after.ledger_calls] == []
     assert after.info.call_count == len(questions) - len(expired)
-    ending = await invariants.check(fleet, after, faults=frozenset({"expired"}))
+    ending = await invariants.check(place.fleet, after, faults=frozenset({"expired"}))
     assert ending.answers == ending.calls
-
-
-async def test_the_metadata_services_queues_but_that_of_settles_are_deleted(
-    fleet: ProcessFleet, questions: list[str], invariants: InvariantChecker
-) -> None:
-    queues = ("quintain.ledger.admit", "quintain.metadata", "quintain.metadata.unrouted", "quintain.metadata.dead")
-
-    async def inject_fault(fleet: ProcessFleet) -> None:
-        for _ in range(3):
-            await asyncio.to_thread(delete_queues, fleet.broker_url, *queues)
-            await asyncio.sleep(0.5)
-
-    # Each call names its target: what waits in the queue of those that name none is lost with it.
-    after = await FaultScenario(fleet, questions, names_target=True).run("metadata's queues deleted", inject_fault)
-    assert set(after.provider_calls.values()) == {1}
-    await invariants.check(fleet, after)
-
-
-@pytest.mark.long
-async def test_the_settles_queue_is_deleted(
-    fleet: ProcessFleet, questions: list[str], invariants: InvariantChecker
-) -> None:
-    async def inject_fault(fleet: ProcessFleet) -> None:
-        for _ in range(10):
-            await asyncio.to_thread(delete_queues, fleet.broker_url, "quintain.ledger.settle")
-            await asyncio.sleep(0.1)
-
-    # A settle that was in the queue is gone; its call is in doubt a minute after its deadline, and charged as it was.
-    after = await FaultScenario(fleet, questions, deadline_seconds=30).run("settles' queue deleted", inject_fault)
-    assert set(after.provider_calls.values()) == {1}
-    assert after.info.call_count == len(questions)
-    # Its caller was answered before; the ledger, asked again, knows only that it is in doubt.
-    await invariants.check(fleet, after, second_answers=after.info.in_doubt)
-
-
-@pytest.mark.long
-async def test_the_callers_reply_queue_is_deleted(
-    fleet: ProcessFleet, broker_admin: BrokerAdmin, questions: list[str], invariants: InvariantChecker
-) -> None:
-    async def inject_fault(fleet: ProcessFleet) -> None:
-        names = [str(queue["name"]) for queue in await asyncio.to_thread(broker_admin.list_queues)]
-        user = urlsplit(fleet.broker_url).username or "guest"
-        replies = [name for name in names if name.startswith(f"quintain.reply.{user}.")]
-        assert replies
-        await asyncio.to_thread(delete_queues, fleet.broker_url, *replies)
-
-    after = await FaultScenario(fleet, questions).run("reply queue deleted", inject_fault)
-    assert set(after.provider_calls.values()) == {1}
-    await invariants.check(fleet, after)

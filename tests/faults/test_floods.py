@@ -11,9 +11,10 @@ import re
 import statistics
 import sys
 import time
-from collections.abc import Awaitable, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import pika
 import pytest
@@ -21,7 +22,7 @@ import pytest
 import quintain
 from faults.flood import KINDS, MESSAGE_BYTES, MIB
 from faults.load import is_long
-from quintain.bus.connect import connect_bus
+from quintain.bus.connect import open_bus
 from quintain.errors import BrokerRefused, BusError
 from quintain.settings import environment
 from quintain.topology import target_topology
@@ -29,6 +30,9 @@ from support.broker_users import DEFINITIONS, USERS, BrokerUsers, apply_limits, 
 from support.process_fleet import ProcessFleet, process_fleet
 from support.servers.rabbitmq_admin import BrokerAdmin
 from support.servers.rabbitmq_node import private_cluster
+
+Returned = TypeVar("Returned")
+Record = Callable[[str, str], None]
 
 #: The worker serves one of them; nobody reads the queue of the other.
 CONFIG, UNREAD = "targets:\n  served: {provider: mock}\n", "unread"
@@ -98,15 +102,37 @@ def flooded(rabbitmq_server: Path) -> Iterator[Flooded]:
             yield Flooded(fleet, cluster.admin, users)
 
 
-async def call_while(work: Awaitable[object], client: quintain.Client) -> list[float]:
+async def call_while(
+    work: Coroutine[object, object, Returned], client: quintain.Client
+) -> tuple[Returned, list[float]]:
     """Call one target again and again until the work has ended; returns how long each call took, in seconds."""
     working, took = asyncio.ensure_future(work), list[float]()
     while not working.done() or not took:
         began = time.perf_counter()
         await client.invoke("hello", target="served")
         took.append(time.perf_counter() - began)
-    await working
-    return took
+    return await working, took
+
+
+async def calls_beside(flooded: Flooded, flood: Coroutine[object, object, Returned]) -> tuple[Returned, str]:
+    """Flood while an evaluator calls, and services live on; returns a line about its calls before and during it too."""
+    opened = await asyncio.to_thread(flooded.fleet.open_session, "served", 1_000_000)
+    async with quintain.connect(flooded.fleet.broker_url, opened.token) as client:
+        _, before = await call_while(asyncio.sleep(QUIET_SECONDS), client)
+        returned, during = await call_while(flood, client)
+    assert all(process.alive for process in flooded.fleet.processes)
+    medians = [1000 * statistics.median(took) for took in (before, during)]
+    return returned, (
+        f"{len(before)} calls before, {len(during)} during it; median {medians[0]:.1f} and {medians[1]:.1f} ms "
+        f"({medians[1] / medians[0]:.2f} times), longest {1000 * max(before):.0f} and {1000 * max(during):.0f} ms"
+    )
+
+
+@pytest.fixture
+def record(request: pytest.FixtureRequest) -> Record:
+    """Adds a flood, and the calls beside it, to the summary of the tests."""
+    summary = request.config.pluginmanager.getplugin("quintain-summary")
+    return lambda flood, calls: summary.add("floods", f"{flood}: {calls}")
 
 
 async def publish(url: str, count: int, *places: str) -> int:
@@ -138,89 +164,44 @@ async def wait_until_read(admin: BrokerAdmin) -> None:
             await asyncio.sleep(0.2)
 
 
-def latencies(name: str, before: list[float], during: list[float]) -> str:
-    """One line: the calls of an evaluator before and during a flood."""
-    medians = [1000 * statistics.median(took) for took in (before, during)]
-    return (
-        f"{name}: {len(before)} calls before, {len(during)} during it; median {medians[0]:.1f} and {medians[1]:.1f} ms "
-        f"({medians[1] / medians[0]:.2f} times), longest {1000 * max(before):.0f} and {1000 * max(during):.0f} ms"
-    )
-
-
-async def test_large_operations_without_a_token_stop_no_service_and_no_caller(
-    flooded: Flooded, request: pytest.FixtureRequest
-) -> None:
-    fleet = flooded.fleet
-    opened = await asyncio.to_thread(fleet.open_session, "served", 1_000_000)
-
+async def test_large_operations_without_a_token_stop_no_service_and_no_caller(flooded: Flooded, record: Record) -> None:
     async def flood() -> None:
-        assert await publish(fleet.broker_url, OPERATIONS, "quintain.metadata/info", "quintain.invoke/") > 0
+        assert await publish(flooded.fleet.broker_url, OPERATIONS, "quintain.metadata/info", "quintain.invoke/") > 0
         await wait_until_read(flooded.admin)
 
-    async with quintain.connect(fleet.broker_url, opened.token) as client:
-        before = await call_while(asyncio.sleep(QUIET_SECONDS), client)
-        during = await call_while(flood(), client)
-    assert all(process.alive for process in fleet.processes)
+    _, calls = await calls_beside(flooded, flood())
     peaks = flooded.peak_bytes()
     assert max(peaks.values()) < SERVICE_BYTES, peaks
-    summary = request.config.pluginmanager.getplugin("quintain-summary")
-    name = f"{OPERATIONS} operations of 15 MiB, services at most {max(peaks.values()) / MIB:.0f} MiB"
-    summary.add("floods", latencies(name, before, during))
+    record(f"{OPERATIONS} operations of 15 MiB, services at most {max(peaks.values()) / MIB:.0f} MiB", calls)
 
 
-async def test_a_queue_that_nobody_reads_takes_no_more_than_its_limit(
-    flooded: Flooded, request: pytest.FixtureRequest
-) -> None:
-    fleet = flooded.fleet
-    bus = await connect_bus(fleet.broker_url)
-    try:
+async def test_a_queue_that_nobody_reads_takes_no_more_than_its_limit(flooded: Flooded, record: Record) -> None:
+    url = flooded.fleet.broker_url
+    async with open_bus(url, "metadata") as bus:
         await bus.declare(target_topology(UNREAD))
-    finally:
-        await bus.close()
-    opened = await asyncio.to_thread(fleet.open_session, "served", 1_000_000)
     sent = 2 * int(TARGET_LIMIT_BYTES / MESSAGE_BYTES)
-    taken = 0
-
-    async def flood() -> None:
-        nonlocal taken
-        taken = await publish(fleet.broker_url, sent, f"quintain.invoke/{UNREAD}")
-
-    async with quintain.connect(fleet.broker_url, opened.token) as client:
-        before = await call_while(asyncio.sleep(QUIET_SECONDS), client)
-        during = await call_while(flood(), client)
+    taken, calls = await calls_beside(flooded, publish(url, sent, f"quintain.invoke/{UNREAD}"))
     # The broker looks at the limit when it has taken a message.
     assert 0 < taken * MESSAGE_BYTES <= TARGET_LIMIT_BYTES + 2 * MESSAGE_BYTES
     disk = await asyncio.to_thread(flooded.disk_bytes)
     assert disk < DISK_BYTES
-    assert all(process.alive for process in fleet.processes)
-    summary = request.config.pluginmanager.getplugin("quintain-summary")
-    name = f"{sent} messages of 15 MiB, {taken} taken, {disk / MIB:.0f} MiB on the disk"
-    summary.add("floods", latencies(name, before, during))
+    record(f"{sent} messages of 15 MiB, {taken} taken, {disk / MIB:.0f} MiB on the disk", calls)
 
 
 @pytest.mark.parametrize("user", FLOODING_USERS)
 async def test_what_a_user_declares_for_itself_takes_no_more_than_its_limit(
-    flooded: Flooded, request: pytest.FixtureRequest, user: str
+    flooded: Flooded, record: Record, user: str
 ) -> None:
-    fleet = flooded.fleet
     own = POLICIES["quintain-own"]
     largest, longest = int(BYTE_SHARE * own["max-length-bytes"] / MIB), int(COUNT_SHARE * own["max-length"])
     names = [name for name in declarable(user, "flood") if name.endswith(".flood")]
     # Messages of headers alone take long to send: one user is enough.
     headers = longest + 500 if user == "evaluator" else 0
-    opened = await asyncio.to_thread(fleet.open_session, "served", 1_000_000)
     before_bytes = await asyncio.to_thread(flooded.disk_bytes)
-    taken: dict[str, tuple[int, int]] = {}
-
-    async def flood() -> None:
-        sent = str(3 * largest)
-        url = flooded.users.url(user)
-        taken.update(json.loads(await flood_by("declares", url, sent, str(headers), *names)))
-
-    async with quintain.connect(fleet.broker_url, opened.token) as client:
-        before = await call_while(asyncio.sleep(QUIET_SECONDS), client)
-        during = await call_while(flood(), client)
+    flood = flood_by("declares", flooded.users.url(user), str(3 * largest), str(headers), *names)
     try:
+        printed, calls = await calls_beside(flooded, flood)
+        taken: dict[str, tuple[int, int]] = json.loads(printed)
         assert taken
         for queue, (bodies, filled) in taken.items():
             # The others take every message, and throw the oldest away.
@@ -232,10 +213,8 @@ async def test_what_a_user_declares_for_itself_takes_no_more_than_its_limit(
         assert disk <= len(taken) * (3 * largest * MIB + headers * 16 * 1024) + 64 * MIB, taken
     finally:
         await asyncio.to_thread(flooded.delete, [f"{name}.{kind}" for name in names for kind in KINDS])
-    assert all(process.alive for process in fleet.processes)
-    summary = request.config.pluginmanager.getplugin("quintain-summary")
-    name = f"{user}: {len(taken)} queues, {sum(map(sum, taken.values()))} messages taken, {disk / MIB:.0f} MiB more"
-    summary.add("floods", latencies(name, before, during))
+    messages = sum(map(sum, taken.values()))
+    record(f"{user}: {len(taken)} queues, {messages} messages taken, {disk / MIB:.0f} MiB more", calls)
 
 
 async def test_queues_without_end_are_refused_and_the_calls_go_on(flooded: Flooded) -> None:

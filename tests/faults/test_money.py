@@ -22,9 +22,6 @@ from support.priced_provider import PRICE, TIERED_PRICE, PricedProvider, serving
 from support.process_fleet import ADMIN_TOKEN, Process, ProcessFleet, process_fleet
 from support.quick import lease_variable
 
-# The limit in money holds whatever is killed: a provider that keeps its own bill never bills more than is shown.
-
-
 log = logging.getLogger(__name__)
 
 SEED = int(environment().get("TEST_SEED", "20"))
@@ -109,7 +106,7 @@ async def priced_fleet(
                 yield PricedFleet(fleet, shell, provider, running)
 
 
-def failing_fleet(broker_url: str, ledger_url: str | None = None) -> AbstractAsyncContextManager[PricedFleet]:
+def failing_fleet(broker_url: str, ledger_url: str | None) -> AbstractAsyncContextManager[PricedFleet]:
     """A fleet on a provider that fails in each way that costs, and has a price of two tiers."""
     provider = PricedProvider(failing=0.25, seconds=SECONDS, tiered=True)
     return priced_fleet(broker_url, ledger_url, provider, CASES, eval_yaml=EVALUATION)
@@ -180,35 +177,30 @@ async def check_round(priced: PricedFleet, victims: Sequence[str], output: str) 
 
 
 VICTIMS = ("worker", "metadata", "run")
-ROUNDS, ROUNDS_OF_ROWS = 10, 5
+
+#: The ledger's store, and who is killed in each round: all of them in the short form, and each ten times.
+ROUNDS = [
+    pytest.param("sqlite", [VICTIMS], id="all"),
+    *(
+        pytest.param(
+            store, 10 * [[victim]], id=f"{store}, {victim}", marks=[pytest.mark.long, pytest.mark.timeout(1800)]
+        )
+        for store, victim in (("sqlite", "worker"), ("postgresql", "metadata"), ("postgresql", "run"))
+    ),
+]
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def ledger_url(request: pytest.FixtureRequest) -> str | None:
-    """The ledger's database; None is SQLite."""
-    return None if request.param == "sqlite" else request.getfixturevalue("fresh_postgres_url")
-
-
-def verify_ledger(priced: PricedFleet) -> None:
-    assert json.loads(priced.fleet.quintain("ledger", "verify", "--json"))["findings"] == []
-
-
-async def test_the_bill_stays_within_the_limit_whatever_is_killed(broker_url: str) -> None:
-    async with failing_fleet(broker_url) as priced:
-        await check_round(priced, VICTIMS, "all")
-        await asyncio.to_thread(verify_ledger, priced)
-
-
-@pytest.mark.long
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("victim", VICTIMS)
-async def test_the_bill_stays_within_the_limit_in_every_round(
-    broker_url: str, ledger_url: str | None, victim: str
+@pytest.mark.parametrize(("store", "rounds"), ROUNDS)
+async def test_the_bill_stays_within_the_limit_whatever_is_killed(
+    broker_url: str, store: str, rounds: list[Sequence[str]], request: pytest.FixtureRequest
 ) -> None:
+    ledger_url = None if store == "sqlite" else request.getfixturevalue("fresh_postgres_url")
     async with failing_fleet(broker_url, ledger_url) as priced:
-        for number in range(ROUNDS):
-            await check_round(priced, [victim], f"{victim}-{number}")
-        await asyncio.to_thread(verify_ledger, priced)
+        for number, victims in enumerate(rounds):
+            await check_round(priced, victims, f"round-{number}")
+        assert (
+            json.loads(await asyncio.to_thread(priced.fleet.quintain, "ledger", "verify", "--json"))["findings"] == []
+        )
 
 
 # Rows stay whole: an answer whose judge is not paid has no score.
@@ -225,12 +217,12 @@ graders: [{name: judge, builtin: llm-judge, prompt: judge.md}]
 """
 
 
-def judged_fleet(broker_url: str, ledger_url: str | None = None) -> AbstractAsyncContextManager[PricedFleet]:
+def judged_fleet(broker_url: str) -> AbstractAsyncContextManager[PricedFleet]:
     """A fleet on a provider that answers, and judges each answer."""
     answer = json.dumps({"score": 1, "reason": "x"})
     provider = PricedProvider(output=1 / 3, answer=answer, is_exact=True, seconds=0.1)
     judge = {"eval_yaml": JUDGED_EVALUATION, "judge_md": "Is {{ output }} right?"}
-    return priced_fleet(broker_url, ledger_url, provider, ROWS_CASES, **judge)
+    return priced_fleet(broker_url, None, provider, ROWS_CASES, **judge)
 
 
 def start(priced: PricedFleet, output: Path, limit: float = ROWS_LIMIT, *more: str) -> RunningCommand:
@@ -279,16 +271,12 @@ async def check_round_of_rows(priced: PricedFleet, victim: str, output: Path) ->
     log.info("%s: killed at %.2f of the limit, %d requests", output, kill_at / ROWS_LIMIT / DOLLAR, provider.requests)
 
 
-@pytest.mark.timeout(240)
-async def test_no_row_is_half_graded_when_a_worker_is_killed(broker_url: str) -> None:
-    async with judged_fleet(broker_url) as priced:
-        await check_round_of_rows(priced, "worker", Path("runs") / "eval")
-
-
-@pytest.mark.long
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("victim", VICTIMS)
-async def test_no_row_is_half_graded_in_every_round(broker_url: str, ledger_url: str | None, victim: str) -> None:
-    async with judged_fleet(broker_url, ledger_url) as priced:
-        for number in range(ROUNDS_OF_ROWS):
+@pytest.mark.parametrize(
+    ("victim", "rounds"),
+    [("worker", 1), *(pytest.param(victim, 5, marks=pytest.mark.long) for victim in ("metadata", "run"))],
+)
+async def test_no_row_is_half_graded_when_a_process_is_killed(broker_url: str, victim: str, rounds: int) -> None:
+    async with judged_fleet(broker_url) as priced:
+        for number in range(rounds):
             await check_round_of_rows(priced, victim, Path("runs") / f"{victim}-{number}")

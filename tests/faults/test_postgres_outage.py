@@ -11,15 +11,18 @@ import pytest
 
 import quintain
 from faults.invariants import InvariantChecker
-from faults.load import BATCH_AND_LOAD, Load, is_long
-from faults.scenario import MAX_CONCURRENCY, FaultScenario
+from faults.load import LOAD, Load, is_long
+from faults.scenario import FaultScenario
 from quintain.timings import DEFAULT_TIMINGS
 from support.process_fleet import ProcessFleet
 from support.servers.postgres_admin import PostgresAdmin, PostgresUnderTest
 from support.servers.postgres_sql import fresh_database
 
 #: Long enough that everything has met it: a worker asks again every 3 s, a connection that finds nobody fails at once.
-AWAY_SECONDS = 10.0 if is_long() else 5.0
+AWAY_SECONDS = 10.0 if is_long() else 4.0
+
+#: Longer than a worker waits for a word of the ledger.
+LONG_AWAY_SECONDS = DEFAULT_TIMINGS.ledger_silence_seconds + 6
 
 
 @pytest.fixture
@@ -48,12 +51,18 @@ async def postgres_down(admin: PostgresAdmin, how: str) -> AsyncIterator[None]:
 
 
 @pytest.mark.parametrize(
-    "how", [pytest.param("stop", marks=pytest.mark.long), pytest.param("crash", marks=pytest.mark.long), "kill"]
+    ("how", "load", "seconds"),
+    [
+        pytest.param("kill", None, AWAY_SECONDS, id="kill"),
+        pytest.param("stop", LOAD, AWAY_SECONDS, id="stop, load", marks=pytest.mark.long),
+        pytest.param("crash", LOAD, AWAY_SECONDS, id="crash, load", marks=pytest.mark.long),
+        pytest.param("stop", None, LONG_AWAY_SECONDS, id="for long", marks=pytest.mark.long),
+    ],
 )
-@BATCH_AND_LOAD
 async def test_postgresql_goes_and_comes_back(
-    load: Load | None,
     how: str,
+    load: Load | None,
+    seconds: float,
     fleet: ProcessFleet,
     admin: PostgresAdmin,
     questions: list[str],
@@ -61,11 +70,14 @@ async def test_postgresql_goes_and_comes_back(
 ) -> None:
     async def inject_fault(_: ProcessFleet) -> None:
         async with postgres_down(admin, how):
-            await asyncio.sleep(AWAY_SECONDS)
+            await asyncio.sleep(seconds)
 
-    scenario = FaultScenario(fleet, questions, load=load)
-    after = await scenario.run(f"PostgreSQL {how} {AWAY_SECONDS:.0f} s", inject_fault)
+    after = await FaultScenario(fleet, questions, load=load).run(f"PostgreSQL {how} {seconds:.0f} s", inject_fault)
     assert set(after.provider_calls.values()) == {1}
+    assert load or after.info.call_count == len(questions)
+    if seconds == LONG_AWAY_SECONDS:
+        # Workers gave up calls; their clients have asked again.
+        assert any("void" in call.attempts for call in after.ledger_calls.values())
     await invariants.check(fleet, after)
     # No service was restarted for it, and each said once that it was out of reach.
     for metadata in fleet.processes[:2]:
@@ -100,29 +112,6 @@ async def open_all_connections(url: str, stack: contextlib.AsyncExitStack) -> No
         while True:
             connection = await asyncpg.connect(url)
             stack.push_async_callback(connection.close)
-
-
-#: Longer than a worker waits for a word of the ledger.
-LONG_AWAY_SECONDS = DEFAULT_TIMINGS.ledger_silence_seconds + 6
-
-
-@pytest.mark.long
-async def test_postgresql_is_away_for_longer_than_anybody_waits(
-    fleet: ProcessFleet, admin: PostgresAdmin, questions: list[str], invariants: InvariantChecker
-) -> None:
-    # More than the workers hold at a time: what still waits in the queue is answered when the ledger is back.
-    assert len(questions) > 3 * MAX_CONCURRENCY
-
-    async def inject_fault(_: ProcessFleet) -> None:
-        async with postgres_down(admin, "stop"):
-            await asyncio.sleep(LONG_AWAY_SECONDS)
-
-    after = await FaultScenario(fleet, questions).run(f"PostgreSQL stopped {LONG_AWAY_SECONDS:.0f} s", inject_fault)
-    gave_up = [request_id for request_id, call in after.ledger_calls.items() if "void" in call.attempts]
-    assert gave_up, "no worker gave up a call"
-    # Their clients have asked again, and all of them are answered.
-    assert after.info.call_count == len(questions)
-    await invariants.check(fleet, after)
 
 
 async def test_what_cannot_be_looked_up_is_unavailable_at_once(fleet: ProcessFleet, admin: PostgresAdmin) -> None:

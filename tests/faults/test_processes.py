@@ -12,7 +12,7 @@ import pytest
 
 from faults.crashing_service import CrashPoint, start_with_faults
 from faults.invariants import InvariantChecker
-from faults.load import BATCH_AND_LOAD, LOAD_LEASE_SECONDS, TAKEOVER_SECONDS, Load
+from faults.load import BATCH_AND_LOAD, LOAD, LOAD_LEASE_SECONDS, TAKEOVER_SECONDS, Load
 from faults.scenario import MAX_CONCURRENCY, FaultScenario
 from quintain.settings import TEST_LEASE_VARIABLE
 from quintain.timings import DEFAULT_TIMINGS
@@ -72,37 +72,24 @@ def start_with_crash(
     return start_with_faults(fleet, service, crash_point=fault)
 
 
-@pytest.mark.long
-@BATCH_AND_LOAD
-@pytest.mark.parametrize("step", WORKER_STEPS)
-async def test_a_worker_is_killed_at_a_step(
-    step: str,
+#: All steps with a batch of calls and under load, and each by itself under load.
+DEATHS = [
+    pytest.param([*WORKER_STEPS], None, id="every step", marks=pytest.mark.every_broker),
+    pytest.param([*WORKER_STEPS], LOAD, id="every step, load", marks=pytest.mark.long),
+    *(pytest.param([step], LOAD, id=step, marks=pytest.mark.long) for step in WORKER_STEPS),
+]
+
+
+@pytest.mark.parametrize(("steps", "load"), DEATHS)
+async def test_workers_are_killed_at_these_steps(
+    steps: list[str],
     load: Load | None,
     stopped_fleet: ProcessFleet,
     questions: list[str],
     invariants: InvariantChecker,
 ) -> None:
     stopped_fleet.start_services("metadata", "worker")
-    dying = start_with_crash(stopped_fleet, "worker", WORKER_STEPS[step], load)
-    await asyncio.to_thread(dying.wait_for_output, "ready  worker")
-
-    async def inject_fault(_: ProcessFleet) -> None:
-        await asyncio.to_thread(dying.wait_killed)
-
-    scenario = FaultScenario(stopped_fleet, questions, dying=[dying], load=load)
-    after = await scenario.run(f"worker killed -9 {step}", inject_fault)
-    await invariants.check(stopped_fleet, after)
-    if load:
-        assert max(after.takeover_seconds(), default=0) <= LOAD_LEASE_SECONDS + TAKEOVER_SECONDS
-
-
-@pytest.mark.every_broker
-@BATCH_AND_LOAD
-async def test_workers_are_killed_at_every_step_in_one_scenario(
-    load: Load | None, stopped_fleet: ProcessFleet, questions: list[str], invariants: InvariantChecker
-) -> None:
-    stopped_fleet.start_services("metadata", "worker")
-    dying = [start_with_crash(stopped_fleet, "worker", way, load) for way in WORKER_STEPS.values()]
+    dying = [start_with_crash(stopped_fleet, "worker", WORKER_STEPS[step], load) for step in steps]
     for process in dying:
         await asyncio.to_thread(process.wait_for_output, "ready  worker")
 
@@ -112,36 +99,15 @@ async def test_workers_are_killed_at_every_step_in_one_scenario(
 
     more = [*questions, *(f"more {question}" for question in questions)]
     scenario = FaultScenario(stopped_fleet, more, dying=dying, load=load)
-    after = await scenario.run("workers killed -9 at every step", inject_fault)
+    after = await scenario.run(f"workers killed -9: {', '.join(steps)}", inject_fault)
     # Six workers die: a call that was given to as many of them as it may have attempts ends in doubt. Those that were
     # lost beside other calls do not count.
-    await invariants.check(stopped_fleet, after, faults=frozenset({"worker_lost"}))
+    faults = frozenset({"worker_lost"} if len(steps) > 1 else ())
+    await invariants.check(stopped_fleet, after, faults=faults)
     lost = [call for call in after.ledger_calls.values() if call.fault == "worker_lost"]
     assert all(call.granted_attempts >= MAX_ATTEMPTS for call in lost)
-
-
-@pytest.mark.long
-@BATCH_AND_LOAD
-@pytest.mark.parametrize("step", METADATA_STEPS)
-async def test_the_metadata_service_is_killed_at_a_step(
-    step: str,
-    load: Load | None,
-    stopped_fleet: ProcessFleet,
-    questions: list[str],
-    invariants: InvariantChecker,
-) -> None:
-    dying = start_with_crash(stopped_fleet, "metadata", METADATA_STEPS[step], load)
-    await asyncio.to_thread(dying.wait_for_output, "ready  metadata")
-    await asyncio.to_thread(stopped_fleet.start_services, "worker", "worker")
-
-    async def inject_fault(fleet: ProcessFleet) -> None:
-        await asyncio.to_thread(dying.wait_killed)
-        await asyncio.to_thread(fleet.start_services, "metadata")
-
-    scenario = FaultScenario(stopped_fleet, questions, dying=[dying], load=load)
-    after = await scenario.run(f"metadata killed -9: {step}", inject_fault)
-    assert set(after.provider_calls.values()) == {1}
-    await invariants.check(stopped_fleet, after)
+    if len(steps) == 1:
+        assert max(after.takeover_seconds(), default=0) <= LOAD_LEASE_SECONDS + TAKEOVER_SECONDS
 
 
 @BATCH_AND_LOAD

@@ -4,12 +4,9 @@ said so far, and nothing is said twice or done again."""
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import secrets
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
@@ -19,14 +16,14 @@ import pytest
 
 from quintain.errors import HostLost
 from quintain.remote.factory import RemoteFactory
-from quintain.settings import TEST_LEASE_VARIABLE
 from quintain.target import SecurityDomainTag
 from quintain.target.type_registry import QUINTAIN_TYPES
-from quintain.timings import DEFAULT_TIMINGS, Timings
+from quintain.timings import DEFAULT_TIMINGS
 from support.command_line import CommandLine, RunningCommand, command_line
 from support.quick import lease_variable
 from support.servers.rabbitmq_admin import BrokerAdmin, BrokerUnderTest
-from support.target_placements import Controller
+from support.target_placements import Controller, scripted_target_class
+from support.thread_host import thread_host
 from support.waiting import wait_until
 
 #: All timings are a third of the promised ones: a loss is noticed in 3 s.
@@ -40,27 +37,19 @@ MARGIN_SECONDS = 2.0
 #: The bots' tag, as their driver has it.
 USER = SecurityDomainTag("user")
 
-#: What a user hosts: it does in a run what its slot `does` says, and writes down what becomes of it.
+#: What a user hosts: it does in a run what its slot `does` says.
 BOTS = """
-import asyncio, ctypes, os, pathlib, sys, time
+import asyncio, ctypes, os, sys
 
 from quintain.target import *
 
 USER = SecurityDomainTag("user")
 QUESTION = Controllable("question", USER)
 SCREEN = Observable("screen", USER)
-DIARY = pathlib.Path(__file__).with_name("diary")
 
 
 class Bot(Target):
     does = "talk"
-
-    def __init__(self):
-        self.note("made")
-
-    def note(self, what):
-        with DIARY.open("a") as diary:
-            diary.write(f"{os.getpid()} {what}\\n")
 
     config_specs = [ConfigSpec("does", USER, "what it does in a run")]
     query_specs = [QuerySpec("pid", "its process")]
@@ -79,13 +68,8 @@ class Bot(Target):
         return []
 
     async def run(self, emit, send_event):
-        self.note("run")
         emit(ObservableEvent(observable=SCREEN, content="begun"))
-        try:
-            await getattr(self, self.does)(emit, send_event)
-        except asyncio.CancelledError:
-            self.note("cancelled")
-            raise
+        await getattr(self, self.does)(emit, send_event)
 
     async def talk(self, emit, send_event, pause=0.0):
         for number in range(200):
@@ -107,23 +91,15 @@ class Bot(Target):
         emit(ObservableEvent(observable=SCREEN, content="free again"))
 
     async def reset_ephemeral_state(self):
-        self.note("reset")
+        pass
 
     async def teardown(self):
-        self.note("torn down")
+        pass
 """
 
 
-#: However busy the machine is, its broker is away for less time than this host and its controller may be silent. No
-#: variable of the environment makes the timings longer.
+#: However busy the machine is, its broker is away for less time than this host and its controller may be silent.
 PATIENT_TIMINGS = DEFAULT_TIMINGS.scaled(20)
-PATIENT_HOST = """
-import quintain.settings
-from quintain_cli.__main__ import main
-
-quintain.settings.DEFAULT_TIMINGS = quintain.settings.DEFAULT_TIMINGS.scaled(20)
-main()
-"""
 
 EXPECTED_EVENTS = ["begun", *(text for n in range(200) for text in (f"say {n}", f"ask {n}", f"ASK {n}"))]
 
@@ -131,8 +107,8 @@ EXPECTED_EVENTS = ["begun", *(text for n in range(200) for text in (f"say {n}", 
 class BotHosts:
     """A folder with the bots, and the command line that hosts them."""
 
-    def __init__(self, shell: CommandLine, url: str, timings: Timings) -> None:
-        self.shell, self.url, self.timings = shell, url, timings
+    def __init__(self, shell: CommandLine, url: str) -> None:
+        self.shell, self.url = shell, url
         self.name = f"target.{secrets.token_hex(4)}"
         (shell.folder / "bots.py").write_text(BOTS)
 
@@ -142,36 +118,15 @@ class BotHosts:
         host.wait_for(lambda running: '"ready"' in running.stdout or '"hostId"' in running.stdout)
         return host
 
-    @contextlib.contextmanager
-    def patient_host(self) -> Iterator[None]:
-        """A host that serves, with longer timings than the command takes."""
-        script = self.shell.folder / "patient_host.py"
-        script.write_text(PATIENT_HOST)
-        words = [sys.executable, str(script), "serve", "host", "bots:Bot", "--name", self.name, "--json"]
-        env = {**self.shell.env, TEST_LEASE_VARIABLE: ""}
-        with subprocess.Popen(words, env=env, cwd=self.shell.folder, stdout=subprocess.PIPE) as host:
-            assert host.stdout is not None
-            try:
-                assert b'"hostId"' in host.stdout.readline()
-                yield
-            finally:
-                host.kill()
-
     def open_factory(self, **options: Any) -> RemoteFactory:
-        return RemoteFactory(self.name, url=self.url, timings=self.timings, tags=[USER], **{"prefetch": 0, **options})
-
-    def recorded_pids(self, what: str) -> list[int]:
-        """The processes that wrote this down, one entry each time."""
-        lines = (self.shell.folder / "diary").read_text().splitlines()
-        return [int(pid) for pid, _, text in (line.partition(" ") for line in lines) if text == what]
+        return RemoteFactory(self.name, url=self.url, timings=TIMINGS, tags=[USER], **{"prefetch": 0, **options})
 
 
 @pytest.fixture
-def bot_hosts(breakable_broker: BrokerUnderTest, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[BotHosts]:
-    timings: Timings = getattr(request, "param", TIMINGS)
-    env = {"QUINTAIN_BROKER_URL": breakable_broker.url, **lease_variable(timings.lease_seconds)}
+def bot_hosts(breakable_broker: BrokerUnderTest, tmp_path: Path) -> Iterator[BotHosts]:
+    env = {"QUINTAIN_BROKER_URL": breakable_broker.url, **lease_variable(LEASE_SECONDS)}
     with command_line(tmp_path, env) as shell:
-        yield BotHosts(shell, breakable_broker.url, timings)
+        yield BotHosts(shell, breakable_broker.url)
 
 
 @pytest.fixture
@@ -199,9 +154,9 @@ async def assert_closes_at_once(target: Any) -> None:
         await target.teardown()
 
 
-async def test_a_host_is_killed_while_it_waits_for_an_answer(bot_hosts: BotHosts, remote: RemoteFactory) -> None:
-    host = bot_hosts.host()
-    killed = asyncio.Event()
+@pytest.mark.parametrize("does", ["talk", "think"], ids=["waits for an answer", "works"])
+async def test_a_host_is_killed_in_a_run(bot_hosts: BotHosts, remote: RemoteFactory, does: str) -> None:
+    host, killed = bot_hosts.host(), asyncio.Event()
 
     async def answer(event: Any) -> Any:
         if event.request == "ask 3":
@@ -209,31 +164,21 @@ async def test_a_host_is_killed_while_it_waits_for_an_answer(bot_hosts: BotHosts
             killed.set()
         return one.injection(event)
 
-    one = controller(answer)
-    target = remote.create()
+    one, target = controller(answer), remote.create()
+    target.set_config("does", does)
     running = asyncio.create_task(one.drive(target))
+    if does == "think":
+        await wait_until(lambda: one.seen)
+        host.kill()
+        killed.set()
     await killed.wait()
     await assert_lost_in_time(running, time.monotonic())
-    assert one.contents()[-2:] == ["say 3", "ask 3"]
-    assert one.contents() == EXPECTED_EVENTS[: len(one.contents())]
-    await assert_closes_at_once(target)
-
-
-async def test_a_host_is_killed_while_its_target_works(bot_hosts: BotHosts, remote: RemoteFactory) -> None:
-    host = bot_hosts.host()
-    target = remote.create()
-    target.set_config("does", "think")
-    one = controller()
-    running = asyncio.create_task(one.drive(target))
-    await wait_until(lambda: one.seen)
-    host.kill()
-    await assert_lost_in_time(running, time.monotonic())
-    assert one.contents() == ["begun"]
+    assert one.contents() == EXPECTED_EVENTS[: 1 if does == "think" else 12]
     await assert_closes_at_once(target)
     # The next one is another host's.
     bot_hosts.host()
-    again = remote.create()
-    await one.drive(again)
+    again = await asyncio.to_thread(remote.create)
+    await controller().drive(again)
     await again.teardown()
 
 
@@ -293,19 +238,28 @@ async def test_a_target_that_holds_its_interpreters_lock_is_not_lost(
 
 @pytest.mark.every_broker
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("bot_hosts", [PATIENT_TIMINGS], ids=["patient"], indirect=True)
-async def test_the_broker_is_restarted_in_a_run(bot_hosts: BotHosts, broker_admin: BrokerAdmin) -> None:
+async def test_the_broker_is_restarted_in_a_run(breakable_broker: BrokerUnderTest, broker_admin: BrokerAdmin) -> None:
+    async def talk(target: Any, emit: Callable[[Any], None], send: Callable[[Any], Awaitable[Any]]) -> None:
+        emit(target.observation_event("begun"))
+        for number in range(200):
+            emit(target.observation_event(f"say {number}"))
+            emit(target.observation_event((await send(target.request_event(f"ask {number}"))).value))
+
     async def answer(event: Any) -> Any:
         if event.request == "ask 100":
             await asyncio.to_thread(broker_admin.stop_app)
             await asyncio.to_thread(broker_admin.start_app)
         return one.injection(event)
 
-    one = controller(answer)
-    with bot_hosts.patient_host(), bot_hosts.open_factory() as factory:
+    bot, one, url = scripted_target_class("ours"), controller(answer), breakable_broker.url
+    tags = [bot.user, bot.tools]  # type: ignore[attr-defined]
+    with (
+        thread_host(url, 1, PATIENT_TIMINGS) as host,
+        RemoteFactory(host.name, url=url, timings=PATIENT_TIMINGS, tags=tags, prefetch=0) as factory,
+    ):
+        host.serve(lambda: bot(talk))
         target = await asyncio.to_thread(factory.create)
         await one.drive(target)
         assert one.contents() == EXPECTED_EVENTS
-        assert len(bot_hosts.recorded_pids("run")) == 1
-        assert target.query("pid")
+        assert target.query("runs", since="lease") == "1"
         await target.teardown()

@@ -31,44 +31,14 @@ from support.servers.rabbitmq_admin import BrokerUnderTest
 #: A target that runs hosted: it writes down what it is asked, as `BOT` does.
 AGENT = """
 import pathlib, secrets
-from quintain.target import *
 
-USER = SecurityDomainTag("user")
-QUESTION = Controllable("question", USER)
-COUNT = pathlib.Path(__file__).with_name("provider-count")
-
-class Agent(Target):
-    security_domain = SecurityDomain([USER])
-    config_specs = []
-    query_specs = [QuerySpec("reply", "the last reply")]
-    reply = ""
-
-    def set_config(self, name, value):
-        raise ValueError(name)
-
-    def query(self, name, **params):
-        return self.reply
-
-    def get_controllables(self):
-        return [QUESTION]
-
-    def get_observables(self):
-        return []
-
-    async def run(self, emit, send_event):
-        question = (await send_event(ControllablePreCallEvent(controllable=QUESTION, request="?"))).value
-        with COUNT.open("a") as count:
-            count.write(question + "\\n")
-        self.reply = f"answer {secrets.token_hex(4)} to {question}"
-
-    async def reset_ephemeral_state(self):
-        pass
-
-    async def teardown(self):
-        pass
+def answer(prompt: str) -> str:
+    with pathlib.Path(__file__).with_name("provider-count").open("a") as count:
+        count.write(prompt + "\\n")
+    return f"answer {secrets.token_hex(4)} to {prompt}"
 """
 
-HOSTED = "  agent: {provider: target, host: rolling, query: reply, max_concurrency: 2}\n"
+HOSTED = "  agent: {provider: target, host: rolling, max_concurrency: 2}\n"
 
 #: Loops that ask one call after another: their way, and their target.
 CALLERS = [("amqp", "bot")] * 3 + [("http", "bot")] * 3 + [("amqp", "agent"), ("http", "agent")]
@@ -96,7 +66,7 @@ class RestartableFleet:
         service = name.rstrip("12")
         words = {
             "gateway": ("--port", str(self.gateway_port)),
-            "host": ("agent:Agent", "--name", "rolling", "--slots", "2"),
+            "host": ("agent:answer", "--name", "rolling", "--slots", "2"),
         }
         self.running[name] = self.fleet.start("serve", service, *words.get(service, ()))
         self.running[name].wait_for_output(f"ready  {service}")

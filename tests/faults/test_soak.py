@@ -15,7 +15,6 @@ import os
 import platform
 import random
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -70,7 +69,7 @@ class Footprint:
 
 @dataclass
 class SoakReport:
-    """The figures of one soak. Memory is resident, in KiB, by process, every 10 s: all of it, and what it is of."""
+    """The figures of one soak. Memory is resident, in KiB, by process, every 10 s."""
 
     kills: int = 0
     minutes: float = SOAK_SECONDS / 60
@@ -78,7 +77,6 @@ class SoakReport:
     capacity: float = 0.0
     rate: float = 0.0
     memory_kib: dict[str, list[int]] = field(default_factory=dict)
-    memory_kinds_kib: dict[str, list[dict[str, int]]] = field(default_factory=dict)
     before: Footprint | None = None
     after: Footprint | None = None
     ending: ScenarioReport | None = None
@@ -94,19 +92,6 @@ class SoakReport:
 def resident_kib(pid: int) -> int:
     lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:"))
-
-
-def resident_kinds_kib(pid: int) -> dict[str, int]:
-    """Python's own memory and large blocks, the heap of the C library, files (of programs and libraries), the rest."""
-    kinds, kind = Counter[str](), ""
-    for line in Path(f"/proc/{pid}/smaps").read_text(encoding="utf-8").splitlines():
-        first, *words = line.split()
-        if first == "Rss:":
-            kinds[kind] += int(words[0])
-        elif not first.endswith(":"):  # the mapping that the next lines describe, and its name, if it has one
-            name = words[4] if len(words) > 4 else ""
-            kind = {"": "python", "[heap]": "heap"}.get(name, "files" if name.startswith("/") else "rest")
-    return dict(kinds)
 
 
 def markdown(reports: list[SoakReport]) -> Iterator[str]:
@@ -210,8 +195,6 @@ class Soak:
             while True:
                 for name, process in self.kept.items():
                     self.report.memory_kib.setdefault(name, []).append(resident_kib(process.pid))
-                    kinds = resident_kinds_kib(process.pid)
-                    self.report.memory_kinds_kib.setdefault(name, []).append(kinds)
                 await asyncio.sleep(SAMPLE_SECONDS)
 
         sampling = asyncio.create_task(sample())

@@ -63,12 +63,12 @@ PANEL_TAGS = [SecurityDomainTag("user"), SecurityDomainTag("agent")]
 SECRET = re.compile(r"qtn_ses_\w{12}_\w{43}")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def name() -> str:
     return f"panel-{secrets.token_hex(3)}"
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def fleet(broker_url: str, name: str) -> Iterator[ProcessFleet]:
     with process_fleet(broker_url, CONFIG.format(name=name), targets=["model", "panel", "clerk"]) as fleet:
         shutil.copy(EXAMPLES / "panel.py", fleet.folder)

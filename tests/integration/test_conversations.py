@@ -20,7 +20,7 @@ from quintain_worker.providers.provider import Billing, OnText, ProviderAnswer, 
 from quintain_worker.target import WorkerTarget
 from quintain_worker.worker import Worker
 from support.memory_fleet import memory_fleet
-from support.metadata_service import RunningMetadataService, run_metadata_service
+from support.metadata_service import Metadata, run_metadata_service
 
 
 class HoldingProvider:
@@ -53,13 +53,13 @@ class HoldingProvider:
 
 
 @pytest.fixture
-async def metadata() -> AsyncIterator[RunningMetadataService]:
+async def metadata() -> AsyncIterator[Metadata]:
     async with run_metadata_service() as alone:
         yield alone
 
 
 @asynccontextmanager
-async def holding_worker(metadata: RunningMetadataService, slots: int = 4) -> AsyncIterator[HoldingProvider]:
+async def holding_worker(metadata: Metadata, slots: int = 4) -> AsyncIterator[HoldingProvider]:
     provider, bus = HoldingProvider(), metadata.memory.connect()
     card = TargetCard(name="a", provider="mock", max_concurrency=2 * slots, worker_concurrency=slots)
     worker = Worker(bus, {"a": WorkerTarget(name="a", provider=provider)}, [card])
@@ -84,8 +84,8 @@ async def say(
     )
 
 
-async def test_turns_come_to_the_worker_that_holds_their_conversation(metadata: RunningMetadataService) -> None:
-    session = await metadata.ledger_driver.open_session(default_target="a", max_calls=100)
+async def test_turns_come_to_the_worker_that_holds_their_conversation(metadata: Metadata) -> None:
+    session = await metadata.driver.open_session(default_target="a", max_calls=100)
     async with AsyncExitStack() as stack:
         providers = [await stack.enter_async_context(holding_worker(metadata)) for _ in range(3)]
         client = await stack.enter_async_context(connect("memory://", session.token, memory=metadata.memory))
@@ -102,9 +102,9 @@ async def test_turns_come_to_the_worker_that_holds_their_conversation(metadata: 
 
 
 async def test_a_conversation_ends_with_its_worker_uncharged_and_any_worker_says_so(
-    metadata: RunningMetadataService,
+    metadata: Metadata,
 ) -> None:
-    session = await metadata.ledger_driver.open_session(default_target="a", max_calls=100)
+    session = await metadata.driver.open_session(default_target="a", max_calls=100)
     async with connect("memory://", session.token, memory=metadata.memory) as client:
         async with holding_worker(metadata):
             first = await say(client, "one")
@@ -121,8 +121,8 @@ async def test_a_conversation_ends_with_its_worker_uncharged_and_any_worker_says
         assert (await client.get_info()).call_count == 1
 
 
-async def test_what_has_begun_is_not_kept_by_what_begins(metadata: RunningMetadataService) -> None:
-    session = await metadata.ledger_driver.open_session(default_target="a", max_calls=100)
+async def test_what_has_begun_is_not_kept_by_what_begins(metadata: Metadata) -> None:
+    session = await metadata.driver.open_session(default_target="a", max_calls=100)
     async with (
         holding_worker(metadata, slots=1) as provider,
         connect("memory://", session.token, memory=metadata.memory) as client,
@@ -137,8 +137,8 @@ async def test_what_has_begun_is_not_kept_by_what_begins(metadata: RunningMetada
 
 
 @pytest.mark.parametrize("route", ["quintain.ledger", "a", "b/" + "0" * 32, "a/" + "0" * 31, "a/../settle", ""])
-async def test_a_continuation_names_no_other_queue(metadata: RunningMetadataService, route: str) -> None:
-    session = await metadata.ledger_driver.open_session(default_target="a", max_calls=9)
+async def test_a_continuation_names_no_other_queue(metadata: Metadata, route: str) -> None:
+    session = await metadata.driver.open_session(default_target="a", max_calls=9)
     async with connect("memory://", session.token, memory=metadata.memory) as client:
         with pytest.raises(BadRequest, match=r"turn\.continuation\.route"):
             await say(client, "two", number=2, continuation=Continuation(route=route))

@@ -102,14 +102,20 @@ def management_of_broker(broker_admin: BrokerAdmin) -> Iterator[Management]:
         yield management
 
 
+ADD_ALMIGHTY = """
+ok = rabbit_auth_backend_internal:add_user(<<"almighty">>, <<"word">>, <<"test">>),
+ok = rabbit_auth_backend_internal:set_permissions(<<"almighty">>, <<"/">>, <<".*">>, <<".*">>, <<".*">>, <<"test">>)
+"""
+DELETE_ALMIGHTY = 'ok = rabbit_auth_backend_internal:delete_user(<<"almighty">>, <<"test">>)'
+
+
 async def test_rights_and_copies_are_found_through_a_real_management_api(
     management_of_broker: Management, breakable_broker: BrokerUnderTest, broker_admin: BrokerAdmin
 ) -> None:
     bus = await connect_bus(breakable_broker.url, "spy", timeout_seconds=10)
     spy = Queue("spy", "classic", exclusive=True)
     await bus.declare(METADATA_TOPOLOGY + target_topology("echo"))
-    await asyncio.to_thread(broker_admin.rabbitmqctl, "add_user", "almighty", "word")
-    await asyncio.to_thread(broker_admin.rabbitmqctl, "set_permissions", "almighty", ".*", ".*", ".*")
+    await asyncio.to_thread(broker_admin.evaluate, ADD_ALMIGHTY)
     try:
         checked = (management_of_broker, [], check_running_roles)
         before = await asyncio.to_thread(lambda: list(management_checks(*checked)))
@@ -125,7 +131,7 @@ async def test_rights_and_copies_are_found_through_a_real_management_api(
         ]
         assert (copies.verdict, "spy" in copies.says) == ("fail", True)
     finally:
-        await asyncio.to_thread(broker_admin.rabbitmqctl, "delete_user", "almighty")
+        await asyncio.to_thread(broker_admin.evaluate, DELETE_ALMIGHTY)
         await bus.delete(target_queue("echo"))
         await bus.close()
 
@@ -161,7 +167,7 @@ def test_a_worker_that_may_not_reach_the_ledger_is_named_by_doctor_and_by_its_ow
         assert "access to exchange 'quintain.ledger'" in worker.stderr
         assert "refused for user 'worker'" in worker.stderr
     finally:
-        broker_admin.rabbitmqctl("delete_vhost", users.vhost)
+        broker_admin.evaluate(f'ok = rabbit_vhost:delete(<<"{users.vhost}">>, <<"test">>)')
 
 
 async def test_under_an_alarm_each_check_ends_and_says_so(

@@ -14,7 +14,7 @@ from quintain.contracts.ledger import TargetCard
 from quintain_worker.providers.provider import OnText, ProviderAnswer
 from quintain_worker.target import WorkerTarget
 from quintain_worker.worker import Worker
-from support.metadata_service import RunningMetadataService, run_metadata_service
+from support.metadata_service import Metadata, run_metadata_service
 from support.waiting import wait_until
 
 
@@ -48,20 +48,18 @@ class HeldProvider:
 
 
 @pytest.fixture
-async def metadata() -> AsyncIterator[RunningMetadataService]:
+async def metadata() -> AsyncIterator[Metadata]:
     async with run_metadata_service() as alone:
         yield alone
 
 
 @pytest.mark.parametrize(("slots", "calls"), [(8, 320), (32, 640)])
-async def test_slow_calls_are_spread_over_all_slots_of_all_workers(
-    metadata: RunningMetadataService, slots: int, calls: int
-) -> None:
+async def test_slow_calls_are_spread_over_all_slots_of_all_workers(metadata: Metadata, slots: int, calls: int) -> None:
     """As long as calls wait, every slot of every worker runs one; and no worker runs more than 1.1 times its share of
     all calls. So they take at most 1.1 times as long as the ideal."""
     providers = [HeldProvider() for _ in range(4)]
     card = TargetCard(name="a", provider="mock", max_concurrency=4 * slots, worker_concurrency=slots)
-    session = await metadata.ledger_driver.open_session(default_target="a", max_calls=calls)
+    session = await metadata.driver.open_session(default_target="a", max_calls=calls)
     async with AsyncExitStack() as stack:
         for provider in providers:
             bus = metadata.memory.connect()

@@ -7,10 +7,12 @@ import dataclasses
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 
+import quintain
 from quintain.bus.base import Envelope
 from quintain.contracts.hosting import DriverMessage
 from quintain.contracts.message import MAX_BODY_BYTES
@@ -41,15 +43,22 @@ def timings(request: pytest.FixtureRequest) -> Timings:
     return chosen
 
 
-@pytest.fixture
-def host(broker_url: str, timings: Timings) -> Iterator[ThreadHost]:
-    """A host of two slots."""
-    with thread_host(broker_url, slots=2, timings=timings) as host:
-        host.serve(lambda: Bot(do_nothing))
+@pytest.fixture(scope="module")
+def shared_host(broker_url: str) -> Iterator[ThreadHost]:
+    with thread_host(broker_url, slots=2) as host:
         yield host
 
 
 @pytest.fixture
+def host(broker_url: str, timings: Timings, shared_host: ThreadHost) -> Iterator[ThreadHost]:
+    """A host of two slots, which most tests share."""
+    with nullcontext(shared_host) if timings is DEFAULT_TIMINGS else thread_host(broker_url, 2, timings) as host:
+        host.instances.clear()
+        host.serve(lambda: Bot(do_nothing))
+        yield host
+
+
+@pytest.fixture(scope="module")
 def connection_thread(broker_url: str) -> Iterator[ConnectionThread]:
     line = ConnectionThread(broker_url)
     yield line
@@ -382,3 +391,12 @@ async def test_an_emit_that_the_controller_refuses_ends_the_run_here_and_there(
             await target.run(refuse, controller().send)
         await target.reset_ephemeral_state()
     assert host.instances[-1].notes == ["cancelled"]
+
+
+async def test_leases_share_a_connection(host: ThreadHost, connection_thread: ConnectionThread) -> None:
+    async with (
+        quintain.lease(host.name, connection=connection_thread) as one,
+        quintain.lease(host.name, connection=connection_thread) as other,
+    ):
+        await asyncio.gather(one.run(), other.run())
+    assert [each.total_runs for each in host.instances[-2:]] == [1, 1]

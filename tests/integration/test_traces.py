@@ -184,12 +184,18 @@ def test_a_gateway_takes_its_clients_trace_and_passes_it_on(
     assert gateway.stop() == 0
 
 
-def test_a_run_is_a_span_and_each_of_its_trials_a_trace_linked_to_it(tmp_path: Path, receiver: OtlpReceiver) -> None:
+def test_a_run_is_a_span_and_each_of_its_trials_a_trace_linked_to_it_with_what_its_graders_ask(
+    tmp_path: Path, receiver: OtlpReceiver
+) -> None:
+    program = json.dumps([sys.executable, "asks.py"])
+    graders = f"[{{name: own, command: {program}}}, {{name: kept, function: 'looks:asks'}}]"
     write_files(
         tmp_path,
         cases=2,
-        eval_yaml="dataset: cases.jsonl\ntargets: [echo]\ngraders: [{name: same, builtin: exact}]\n",
+        eval_yaml=f"dataset: cases.jsonl\ntargets: [echo]\ngraders: {graders}\n",
         quintain_yaml="targets: {echo: {provider: mock}}\n",
+        asks_py=ASKS,
+        looks_py=FUNCTION,
     )
     before = len(receiver.spans)
     with command_line(tmp_path, {**receiver.env, "QUINTAIN_TRACE_CONTENT": "true"}) as shell:
@@ -201,28 +207,10 @@ def test_a_run_is_a_span_and_each_of_its_trials_a_trace_linked_to_it(tmp_path: P
     assert len({run.trace_id, *(trial.trace_id for trial in trials)}) == 3
     assert {trial.attributes["quintain.case.id"] for trial in trials} == {"case-1", "case-2"}
     assert {trial.attributes["quintain.run.id"] for trial in trials} == {run.attributes["quintain.session.id"]}
+    asked = [(span.trace_id, span.parent_id) for span in spans if span.name == "POST /invoke" and span.kind == "server"]
+    assert sorted(asked) == sorted([(trial.trace_id, trial.span_id) for trial in trials] * 2)
     # Here somebody asked for the content.
     chats = [span.attributes for span in spans if span.name == "chat echo"]
     said = {json.loads(str(chat["gen_ai.input.messages"]))[0]["parts"][0]["content"] for chat in chats}
     answered = {json.loads(str(chat["gen_ai.output.messages"]))[0]["parts"][0]["content"] for chat in chats}
-    assert said == answered == {"q1", "q2"}
-
-
-def test_what_a_grader_asks_is_in_its_trials_trace(tmp_path: Path, receiver: OtlpReceiver) -> None:
-    program = json.dumps([sys.executable, "asks.py"])
-    graders = f"[{{name: own, command: {program}}}, {{name: kept, function: 'looks:asks'}}]"
-    write_files(
-        tmp_path,
-        cases=1,
-        eval_yaml=f"dataset: cases.jsonl\ntargets: [echo]\ngraders: {graders}\n",
-        quintain_yaml="targets: {echo: {provider: mock}}\n",
-        asks_py=ASKS,
-        looks_py=FUNCTION,
-    )
-    before = len(receiver.spans)
-    with command_line(tmp_path, receiver.env) as shell:
-        shell.run("run", "eval.yaml", "--json")
-    spans = new_spans(receiver, before, "run eval", "ledger settle")
-    trial = span_named(spans, "trial echo")
-    asked = [span for span in spans if span.name == "POST /invoke" and span.kind == "server"]
-    assert [(span.trace_id, span.parent_id) for span in asked] == [(trial.trace_id, trial.span_id)] * 2
+    assert said == answered == {"q1", "q2", "a program's", "a function's"}

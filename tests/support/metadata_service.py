@@ -18,18 +18,18 @@ from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain.topology import INVOKE, METADATA, Exchange, Queue
 from quintain_metadata.service import MetadataService
 from quintain_metadata.store.base import Ledger
-from support.ledger_driver import LedgerDriver, memory_ledger_driver
+from support.ledger_driver import Driver, memory_ledger_driver
 
 ADMIN_TOKEN = "the admin token of a test"
 
 
 @dataclass
-class RunningMetadataService:
+class Metadata:
     """One running service, its books, and a caller of its own."""
 
     memory: MemoryBroker
     bus: Bus
-    ledger_driver: LedgerDriver
+    driver: Driver
     rpc_client: RpcClient
     service: MetadataService
     service_bus: Bus
@@ -107,14 +107,14 @@ async def run_metadata_service(
     *,
     start_window_seconds: float | None = 0,
     ledger: Ledger | None = None,
-) -> AsyncIterator[RunningMetadataService]:
+) -> AsyncIterator[Metadata]:
     """A running metadata service, stopped at the end; by default one that has run for a while, on a ledger of its own.
 
     A ledger that is given stays open.
     """
     memory = MemoryBroker()
     bus, client_bus = memory.connect(), memory.connect()
-    drivers = memory_ledger_driver() if ledger is None else contextlib.nullcontext(LedgerDriver(ledger))
+    drivers = memory_ledger_driver() if ledger is None else contextlib.nullcontext(Driver(ledger))
     async with drivers as driver:
         service = MetadataService(
             bus,
@@ -127,7 +127,7 @@ async def run_metadata_service(
         rpc_client = RpcClient(client_bus)
         await rpc_client.start()
         try:
-            yield RunningMetadataService(memory, client_bus, driver, rpc_client, service, bus)
+            yield Metadata(memory, client_bus, driver, rpc_client, service, bus)
         finally:
             await service.stop()
             await client_bus.close()

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 from quintain.contracts.fleet import QuotaState
-from quintain.contracts.headers import PROTOCOL_VERSION
-from quintain.contracts.ledger import Admission, Admit, AdmitBatch, AttemptOutcome, Register, TargetCard
+from quintain.contracts.ledger import Admission, Admit, AdmitBatch, AttemptOutcome
 from quintain.contracts.quota import QuotaCard, QuotaTerms, TryOutcome, TryReport
 from quintain.contracts.session import SessionOpened
 from quintain_metadata.admission import AdmissionQueue
-from quintain_metadata.ledger import leases
 from quintain_metadata.ledger_queues import attempt_ended
 from quintain_metadata.quotas.quota_admission import QuotaAdmission
 from quintain_metadata.store.base import execute
-from support.ledger_driver import LedgerDriver, admit_request, settle_request
-from support.ledger_operations import alone
+from support.ledger_driver import Driver, admit_request, memory_ledger_driver, settle_request
 
 ANSWERED = TryReport(outcome=TryOutcome.ANSWERED)
 
 
 @dataclass
 class QueueDriver:
-    """An admission queue over a ledger in memory, with a clock of its own for its quotas."""
+    """An admission queue over a ledger in memory, with a clock of its own for its quotas, and a session that asks."""
 
-    driver: LedgerDriver
+    driver: Driver
+    session: SessionOpened
     now: float = 1000.0
     answers: dict[str, Admission] = field(default_factory=dict)
     running: dict[str, tuple[SessionOpened, Admit]] = field(default_factory=dict)
@@ -45,18 +45,22 @@ class QueueDriver:
     ) -> None:
         fields = {"start": 2, "adaptive": False, **terms}
         quota = None if without else QuotaCard(id="key", name="team", terms=QuotaTerms.model_validate(fields))
-        cards = [TargetCard(name=each, provider="mock", max_concurrency=limit, quota=quota) for each in targets]
-        request = Register(worker_id=incarnation, incarnation=incarnation, targets=cards, protocol=PROTOCOL_VERSION)
-        await self.driver.ledger.transact(lambda moment: leases.register_worker(moment.now, request))
+        await self.driver.register(incarnation, names=targets, limit=limit, quota=quota)
         await self.queue.quotas.start()
 
-    async def admit(self, session: SessionOpened, *names: str, incarnation: str = "w1", **fields: object) -> list[str]:
-        admits = [admit_request(session, name, **fields) for name in names]
-        return await self.send(session, *admits, incarnation=incarnation)
+    async def admit(
+        self, *names: str, session: SessionOpened | None = None, incarnation: str = "w1", **fields: object
+    ) -> list[str]:
+        admits = [self.request(name, session=session, **fields) for name in names]
+        return await self.send(*admits, session=session, incarnation=incarnation)
 
-    async def send(self, session: SessionOpened, *admits: Admit, incarnation: str = "w1") -> list[str]:
+    def request(self, name: str, *, session: SessionOpened | None = None, **fields: object) -> Admit:
+        """An admit of a new attempt at this call."""
+        return admit_request(session or self.session, name, **fields)
+
+    async def send(self, *admits: Admit, session: SessionOpened | None = None, incarnation: str = "w1") -> list[str]:
         for admit in admits:
-            self.asked[admit.attempt_id] = session, admit
+            self.asked[admit.attempt_id] = session or self.session, admit
         await self.queue.admit(AdmitBatch(incarnation=incarnation, items=list(admits)), self.on_reply)
         await self.queue.grant_quotas()
         return [self.answer(admit.attempt_id) for admit in admits]
@@ -86,8 +90,8 @@ class QueueDriver:
         **fields: object,
     ) -> None:
         session, admit = self.running.pop(attempt_id, None) or self.asked[attempt_id]
-        item = settle_request(session, admit, outcome).with_fields(report=report, **fields)
-        call, _ = await self.driver.ledger.transact(alone(item))
+        item = settle_request(session, admit, outcome, report=report, **fields)
+        call, _ = await self.driver.run(item)
         await self.queue.on_ended([attempt_ended(item, call)])
         await self.queue.grant_quotas()
 
@@ -117,3 +121,10 @@ class QueueDriver:
     async def count_running(self) -> int:
         rows = await self.driver.ledger.transact(lambda _: execute("SELECT count(*) FROM call WHERE state = 'running'"))
         return int(rows[0][0])
+
+
+@contextlib.asynccontextmanager
+async def memory_queue_driver() -> AsyncIterator[QueueDriver]:
+    """An admission queue over books in memory, which are closed at the end."""
+    async with memory_ledger_driver() as driver:
+        yield QueueDriver(driver, await driver.open_session(max_calls=1000))

@@ -70,11 +70,11 @@ class BrokerAdmin:
 
     def stop_app(self) -> None:
         """Close every connection and stop listening; durable queues and messages stay."""
-        self.rabbitmqctl("stop_app")
+        self.evaluate("ok = rabbit:stop()")
 
     def start_app(self) -> None:
         """Listen again, at the same address; returns when the broker answers."""
-        self.rabbitmqctl("start_app")
+        self.evaluate("ok = rabbit:start()")
         wait_for_version(lambda: read_version(self.url), timeout_seconds=_START_SECONDS)
 
 

@@ -8,28 +8,20 @@ from collections.abc import AsyncIterator
 import pytest
 
 from quintain.contracts.ledger import Admission, AdmitBatch, AttemptOutcome
-from quintain.contracts.session import SessionOpened
 from quintain.errors import BrokerUnavailable
 from quintain_metadata.admission import MAX_HELD_DUPLICATES, AdmissionQueue
 from quintain_metadata.store.base import execute
 from quintain_metadata.store.sqlite import SqliteLedger
-from support.ledger_driver import admit_request, memory_ledger_driver
-from support.queue_driver import QueueDriver
+from support.queue_driver import QueueDriver, memory_queue_driver
 from support.quick import timings
 
 
 @pytest.fixture
 async def desk() -> AsyncIterator[QueueDriver]:
-    async with memory_ledger_driver() as driver:
-        desk = QueueDriver(driver)
+    async with memory_queue_driver() as desk:
         for worker in ("w1", "w2"):
             await desk.register("a", "b", incarnation=worker, without=True)
         yield desk
-
-
-@pytest.fixture
-async def session(desk: QueueDriver) -> SessionOpened:
-    return await desk.driver.open_session()
 
 
 async def limit(desk: QueueDriver, *targets: str, calls: int = 1) -> None:
@@ -37,96 +29,88 @@ async def limit(desk: QueueDriver, *targets: str, calls: int = 1) -> None:
     await desk.register(*(targets or "a"), limit=calls, without=True)
 
 
-async def test_held_duplicates_are_answered_when_the_holder_settles(desk: QueueDriver, session: SessionOpened) -> None:
-    assert await desk.admit(session, "r1", "r1") == ["granted", "waits"]
-    await desk.admit(session, "r1", incarnation="w2")
+async def test_held_duplicates_are_answered_when_the_holder_settles(desk: QueueDriver) -> None:
+    assert await desk.admit("r1", "r1") == ["granted", "waits"]
+    await desk.admit("r1", incarnation="w2")
     await desk.sweep()
     assert desk.told("r1") == ["granted", "waits", "waits"]
     await desk.settle(desk.attempts("r1")[0])
     assert desk.told("r1") == ["granted", "replayed", "replayed"]
-    assert (await desk.driver.info(session)).call_count == 1
+    assert (await desk.driver.info(desk.session)).call_count == 1
 
 
-async def test_what_another_service_settled_is_found_by_a_sweep(desk: QueueDriver, session: SessionOpened) -> None:
-    await desk.admit(session, "r1", "r1")
-    await desk.driver.settle(*desk.asked[desk.attempts("r1")[0]])
+async def test_what_another_service_settled_is_found_by_a_sweep(desk: QueueDriver) -> None:
+    await desk.admit("r1", "r1")
+    await desk.driver.end(*desk.asked[desk.attempts("r1")[0]])
     await desk.sweep()
     assert desk.told("r1") == ["granted", "replayed"]
 
 
-async def test_one_held_duplicate_takes_over_a_refunded_call_and_the_others_wait_for_it(
-    desk: QueueDriver, session: SessionOpened
-) -> None:
-    await desk.admit(session, "r1", "r1", "r1")
+async def test_one_held_duplicate_takes_over_a_refunded_call_and_the_others_wait_for_it(desk: QueueDriver) -> None:
+    await desk.admit("r1", "r1", "r1")
     await desk.settle(desk.attempts("r1")[0], AttemptOutcome.REFUND)
     assert desk.told("r1") == ["granted", "granted", "waits"]
     assert desk.answers[desk.attempts("r1")[1]].attempt == 2
 
 
-async def test_a_call_that_must_be_alone_takes_no_capacity_before_it_is(
-    desk: QueueDriver, session: SessionOpened
-) -> None:
+async def test_a_call_that_must_be_alone_takes_no_capacity_before_it_is(desk: QueueDriver) -> None:
     for name in ("w1", "w2"):
-        await desk.admit(session, "lost twice", incarnation=name)
+        await desk.admit("lost twice", incarnation=name)
         await desk.driver.expire_lease(name)
     await desk.register("a", limit=1, without=True, incarnation="w3")
-    await desk.admit(session, "running", incarnation="w3")
-    assert await desk.admit(session, "lost twice", "new", incarnation="w3") == ["waits", "waits"]
+    await desk.admit("running", incarnation="w3")
+    assert await desk.admit("lost twice", "new", incarnation="w3") == ["waits", "waits"]
     await desk.settle(desk.attempt_of("running"))
     assert (desk.told("lost twice")[-1], desk.told("new")) == ("must be alone", ["granted"])
     alone = desk.asked[desk.attempt_of("lost twice")][1].model_copy(update={"alone": True})
-    await desk.send(session, alone, incarnation="w3")
+    await desk.send(alone, incarnation="w3")
     await desk.settle(desk.attempt_of("new"))
     assert (desk.told("lost twice")[-1], desk.answers[alone.attempt_id].attempt) == ("granted", 3)
 
 
-async def test_one_duplicate_too_many_is_overloaded_and_costs_nothing(
-    desk: QueueDriver, session: SessionOpened
-) -> None:
-    told = await desk.admit(session, *["r1"] * (MAX_HELD_DUPLICATES + 2))
+async def test_one_duplicate_too_many_is_overloaded_and_costs_nothing(desk: QueueDriver) -> None:
+    told = await desk.admit(*["r1"] * (MAX_HELD_DUPLICATES + 2))
     assert told == ["granted", *["waits"] * MAX_HELD_DUPLICATES, "overloaded"]
     refusal = desk.answers[desk.attempt_of("r1")].fault
     assert refusal is not None
     assert (refusal.retryable, refusal.charge_unknown, refusal.retry_after_ms) == (True, True, 1000)
-    assert await desk.admit(session, "r2", "r2") == ["granted", "waits"]
-    assert (await desk.driver.info(session)).call_count == 2
+    assert await desk.admit("r2", "r2") == ["granted", "waits"]
+    assert (await desk.driver.info(desk.session)).call_count == 2
 
 
-async def test_copies_of_a_running_call_are_none_of_its_duplicates(desk: QueueDriver, session: SessionOpened) -> None:
-    await desk.admit(session, "r1")
+async def test_copies_of_a_running_call_are_none_of_its_duplicates(desk: QueueDriver) -> None:
+    await desk.admit("r1")
     (holder,) = desk.attempts("r1")
-    copies = [admit_request(session, "r1", copy_of=holder) for _ in range(MAX_HELD_DUPLICATES + 1)]
-    assert {*await desk.send(session, *copies, incarnation="w2")} == {"waits"}
-    assert {*await desk.admit(session, *["r1"] * MAX_HELD_DUPLICATES)} == {"waits"}
+    copies = [desk.request("r1", copy_of=holder) for _ in range(MAX_HELD_DUPLICATES + 1)]
+    assert {*await desk.send(*copies, incarnation="w2")} == {"waits"}
+    assert {*await desk.admit(*["r1"] * MAX_HELD_DUPLICATES)} == {"waits"}
     await desk.driver.expire_lease("w1")
     await desk.sweep()
     assert {desk.answer(each.attempt_id) for each in copies} == {"needs slot"}
 
 
-async def test_at_the_targets_limit_the_first_to_come_is_the_first_to_run(
-    desk: QueueDriver, session: SessionOpened
-) -> None:
+async def test_at_the_targets_limit_the_first_to_come_is_the_first_to_run(desk: QueueDriver) -> None:
     await limit(desk)
     for name, worker in (("r0", "w1"), ("r1", "w1"), ("r2", "w2"), ("r3", "w1")):
-        await desk.admit(session, name, incarnation=worker)
+        await desk.admit(name, incarnation=worker)
     for done in ("r0", "r1", "r2"):
         await desk.settle(desk.attempt_of(done))
     assert desk.order == ["r0", "r1", "r2", "r3"]
     # However many wait there, none of them is a duplicate.
-    assert {*await desk.admit(session, *(f"n{number}" for number in range(10)))} == {"waits"}
+    assert {*await desk.admit(*(f"n{number}" for number in range(10)))} == {"waits"}
 
 
-async def test_a_slot_of_one_target_wakes_nobody_at_another(desk: QueueDriver, session: SessionOpened) -> None:
+async def test_a_slot_of_one_target_wakes_nobody_at_another(desk: QueueDriver) -> None:
     await limit(desk, "a", "b")
-    await desk.admit(session, "at a", "waits at a")
-    await desk.admit(session, "at b", "waits at b", target="b")
+    await desk.admit("at a", "waits at a")
+    await desk.admit("at b", "waits at b", target="b")
     await desk.settle(desk.attempt_of("at b"))
     assert desk.told("waits at a", "waits at b") == ["waits", "granted"]
 
 
-async def test_a_repeated_admit_takes_the_place_of_its_waiter(desk: QueueDriver, session: SessionOpened) -> None:
+async def test_a_repeated_admit_takes_the_place_of_its_waiter(desk: QueueDriver) -> None:
     await limit(desk)
-    await desk.admit(session, "running", "first", "second")
+    await desk.admit("running", "first", "second")
     answers: list[str] = []
 
     async def of_another_connection(items: list[Admission], _: list[str]) -> None:
@@ -141,96 +125,88 @@ async def test_a_repeated_admit_takes_the_place_of_its_waiter(desk: QueueDriver,
 
 
 @pytest.mark.parametrize("by", ["a sweep", "its worker's repetition"])
-async def test_what_waits_is_refused_when_its_deadline_passes(
-    desk: QueueDriver, session: SessionOpened, by: str
-) -> None:
+async def test_what_waits_is_refused_when_its_deadline_passes(desk: QueueDriver, by: str) -> None:
     await limit(desk)
     soon = await desk.driver.ledger.now() + 50
-    await desk.admit(session, "r1")
-    assert await desk.admit(session, "r2", deadline=soon) == ["waits"]
+    await desk.admit("r1")
+    assert await desk.admit("r2", deadline=soon) == ["waits"]
     while await desk.driver.ledger.now() <= soon:
         await asyncio.sleep(0.01)
-    await (desk.sweep() if by == "a sweep" else desk.send(*desk.asked[desk.attempt_of("r2")]))
+    await (desk.sweep() if by == "a sweep" else desk.send(desk.asked[desk.attempt_of("r2")][1]))
     assert desk.told("r2") == ["expired"]
-    assert ((await desk.driver.info(session)).call_count, desk.queue.waiting_count) == (1, 0)
+    assert ((await desk.driver.info(desk.session)).call_count, desk.queue.waiting_count) == (1, 0)
 
 
-async def test_what_is_repeated_no_more_is_forgotten_and_never_granted(
-    desk: QueueDriver, session: SessionOpened
-) -> None:
+async def test_what_is_repeated_no_more_is_forgotten_and_never_granted(desk: QueueDriver) -> None:
     await limit(desk)
     desk.queue = AdmissionQueue(
         desk.driver.ledger, timings=timings(lease_seconds=0.2, heartbeat_seconds=0.04), quotas=desk.queue.quotas
     )
-    await desk.admit(session, "running", "of a dead worker")
-    await desk.admit(session, "waiting", incarnation="w2")
+    await desk.admit("running", "of a dead worker")
+    await desk.admit("waiting", incarnation="w2")
     await asyncio.sleep(0.21)
     # A living worker repeats what it has no answer to.
-    await desk.send(*desk.asked[desk.attempt_of("waiting")], incarnation="w2")
-    await desk.driver.settle(*desk.asked[desk.attempt_of("running")])
+    await desk.send(desk.asked[desk.attempt_of("waiting")][1], incarnation="w2")
+    await desk.driver.end(*desk.asked[desk.attempt_of("running")])
     await desk.sweep()
     assert desk.told("of a dead worker", "waiting") == ["waits", "granted"]
-    assert (await desk.driver.info(session)).call_count == 2
+    assert (await desk.driver.info(desk.session)).call_count == 2
 
 
 async def test_a_worker_that_cannot_be_told_keeps_nobody_else_from_hearing(
-    desk: QueueDriver, session: SessionOpened, caplog: pytest.LogCaptureFixture
+    desk: QueueDriver, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def unreachable(items: list[Admission], _: list[str]) -> None:
         if items:
             raise BrokerUnavailable
 
-    await desk.admit(session, "r1", incarnation="w2")
-    await desk.queue.admit(AdmitBatch(incarnation="w1", items=[admit_request(session, "r1")]), unreachable)
-    await desk.admit(session, "r1", incarnation="w2")
+    await desk.admit("r1", incarnation="w2")
+    await desk.queue.admit(AdmitBatch(incarnation="w1", items=[desk.request("r1")]), unreachable)
+    await desk.admit("r1", incarnation="w2")
     await desk.settle(desk.attempts("r1")[0])
     assert desk.told("r1") == ["granted", "replayed"]
     assert "Admissions could not be sent" in caplog.text
 
 
-async def test_while_the_ledger_is_out_of_reach_nobody_is_refused_and_nobody_is_held(
-    desk: QueueDriver, session: SessionOpened
-) -> None:
+async def test_while_the_ledger_is_out_of_reach_nobody_is_refused_and_nobody_is_held(desk: QueueDriver) -> None:
     await limit(desk)
-    await desk.admit(session, "running", "waiting")
+    await desk.admit("running", "waiting")
     desk.held.clear()
     assert isinstance(desk.driver.ledger, SqliteLedger)
     desk.driver.ledger._connection.close()  # the disk is gone
-    fresh, waiting = admit_request(session, "fresh"), desk.asked[desk.attempt_of("waiting")][1]
+    fresh, waiting = desk.request("fresh"), desk.asked[desk.attempt_of("waiting")][1]
     await desk.queue.admit(AdmitBatch(incarnation="w1", items=[waiting, fresh]), desk.on_reply)
     await desk.queue.retry_waiting()
     assert (desk.told("waiting"), desk.answer(fresh.attempt_id), desk.held) == (["waits"], "waits", set())
 
 
 async def test_a_defect_at_one_admit_is_no_answer_to_its_neighbours(
-    desk: QueueDriver, session: SessionOpened, caplog: pytest.LogCaptureFixture
+    desk: QueueDriver, caplog: pytest.LogCaptureFixture
 ) -> None:
     # What no worker can say, so that it gets as far as the store.
-    unkeepable = admit_request(session, "r1").model_copy(update={"target": "half a character: \ud83d"})
-    assert await desk.send(session, unkeepable, admit_request(session, "r2")) == ["internal", "granted"]
+    unkeepable = desk.request("r1").model_copy(update={"target": "half a character: \ud83d"})
+    assert await desk.send(unkeepable, desk.request("r2")) == ["internal", "granted"]
     assert "A defect" in caplog.text
 
 
 async def test_a_deadline_that_nobody_named_begins_when_the_call_is_first_heard(desk: QueueDriver) -> None:
     await limit(desk)
-    session = await desk.driver.open_session(deadline_seconds=100)
+    desk.session = await desk.driver.open_session(deadline_seconds=100)
     before = await desk.driver.ledger.now()
-    await desk.admit(session, "running", "waiting")
+    await desk.admit("running", "waiting")
     after = await desk.driver.ledger.now()
     while await desk.driver.ledger.now() < after + 20:
         await asyncio.sleep(0.01)
     # Its worker repeats what it has no answer to, and names no deadline this time either.
-    await desk.send(*desk.asked[desk.attempt_of("waiting")])
+    await desk.send(desk.asked[desk.attempt_of("waiting")][1])
     await desk.settle(desk.attempt_of("running"))
     assert before + 100_000 <= desk.answers[desk.attempt_of("waiting")].deadline <= after + 100_000
 
 
-async def test_a_worker_without_a_lease_waits_and_keeps_nobody_else_waiting(
-    desk: QueueDriver, session: SessionOpened
-) -> None:
+async def test_a_worker_without_a_lease_waits_and_keeps_nobody_else_waiting(desk: QueueDriver) -> None:
     await limit(desk)
     for name, worker in (("running", "w1"), ("first", "stranger"), ("second", "w1")):
-        await desk.admit(session, name, incarnation=worker)
+        await desk.admit(name, incarnation=worker)
     await desk.settle(desk.attempt_of("running"))
     assert desk.told("first", "second") == ["waits", "granted"]
     await desk.settle(desk.attempt_of("second"))
@@ -239,44 +215,36 @@ async def test_a_worker_without_a_lease_waits_and_keeps_nobody_else_waiting(
     assert desk.told("first") == ["granted"]
 
 
-async def test_a_duplicate_is_answered_when_its_call_ends_though_the_target_is_paused(
-    desk: QueueDriver, session: SessionOpened
-) -> None:
-    await desk.admit(session, "r1")
+async def test_a_duplicate_is_answered_when_its_call_ends_though_the_target_is_paused(desk: QueueDriver) -> None:
+    await desk.admit("r1")
     await desk.driver.pause("a", 60_000)
-    assert await desk.admit(session, "r2", "r1") == ["waits", "waits"]
+    assert await desk.admit("r2", "r1") == ["waits", "waits"]
     await desk.settle(desk.attempts("r1")[0])
     assert desk.told("r2", "r1") == ["waits", "granted", "replayed"]
 
 
-async def test_what_waited_for_the_end_of_a_pause_goes_on_at_the_next_sweep(
-    desk: QueueDriver, session: SessionOpened
-) -> None:
+async def test_what_waited_for_the_end_of_a_pause_goes_on_at_the_next_sweep(desk: QueueDriver) -> None:
     await desk.driver.pause("a", 60_000)
-    assert await desk.admit(session, "r1", "r2") == ["waits", "waits"]
-    assert await desk.admit(session, "r3", target="b") == ["granted"]
+    assert await desk.admit("r1", "r2") == ["waits", "waits"]
+    assert await desk.admit("r3", target="b") == ["granted"]
     await desk.driver.ledger.transact(lambda _: execute("UPDATE target SET paused_until = 0"))
     await desk.sweep()
     assert desk.told("r1", "r2") == ["granted", "granted"]
 
 
-async def test_a_duplicate_that_came_to_wait_for_a_slot_is_no_duplicate_any_more(
-    desk: QueueDriver, session: SessionOpened
-) -> None:
-    await desk.admit(session, *["r1"] * (MAX_HELD_DUPLICATES + 1))
-    await desk.driver.settle(*desk.asked[desk.attempts("r1")[0]], AttemptOutcome.REFUND)
+async def test_a_duplicate_that_came_to_wait_for_a_slot_is_no_duplicate_any_more(desk: QueueDriver) -> None:
+    await desk.admit(*["r1"] * (MAX_HELD_DUPLICATES + 1))
+    await desk.driver.end(*desk.asked[desk.attempts("r1")[0]], AttemptOutcome.REFUND)
     await desk.driver.pause("a", 60_000)
     for _ in range(2):
         await desk.sweep()
-    assert await desk.admit(session, "r1") == ["waits"]
+    assert await desk.admit("r1") == ["waits"]
 
 
-async def test_take_overs_come_before_new_calls_that_have_waited_longer(
-    desk: QueueDriver, session: SessionOpened
-) -> None:
+async def test_take_overs_come_before_new_calls_that_have_waited_longer(desk: QueueDriver) -> None:
     await limit(desk, calls=2)
-    await desk.admit(session, "lost")
-    await desk.admit(session, "running", "new", "lost", incarnation="w2")
+    await desk.admit("lost")
+    await desk.admit("running", "new", "lost", incarnation="w2")
     await desk.register("a", incarnation="w2", limit=1, without=True)  # a lapse alone frees nothing
     await desk.driver.expire_lease("w1")
     await desk.sweep()
@@ -285,20 +253,20 @@ async def test_take_overs_come_before_new_calls_that_have_waited_longer(
     assert desk.told("new", "lost") == ["waits", "granted", "granted"]
 
 
-async def test_a_new_call_waits_behind_others_though_there_is_room(desk: QueueDriver, session: SessionOpened) -> None:
+async def test_a_new_call_waits_behind_others_though_there_is_room(desk: QueueDriver) -> None:
     await limit(desk)
-    await desk.admit(session, "running", "first")
-    await desk.driver.settle(*desk.asked[desk.attempt_of("running")])
-    await desk.admit(session, "second")
+    await desk.admit("running", "first")
+    await desk.driver.end(*desk.asked[desk.attempt_of("running")])
+    await desk.admit("second")
     assert desk.told("first", "second") == ["granted", "waits"]
 
 
 async def test_what_waits_is_answered_from_memory_and_asked_about_by_no_settle_of_another(
-    desk: QueueDriver, session: SessionOpened, monkeypatch: pytest.MonkeyPatch
+    desk: QueueDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await limit(desk)
-    await desk.admit(session, "r1", "r1", "r2")
-    await desk.admit(session, "at b", target="b")
+    await desk.admit("r1", "r1", "r2")
+    await desk.admit("at b", target="b")
     desk.held.clear()
     waiting = desk.attempt_of("r1")
 
@@ -306,34 +274,30 @@ async def test_what_waits_is_answered_from_memory_and_asked_about_by_no_settle_o
         raise AssertionError("the ledger is asked")
 
     monkeypatch.setattr(desk.queue.operations, "run", asked)
-    await desk.send(*desk.asked[waiting])
+    await desk.send(desk.asked[waiting][1])
     await desk.settle(desk.attempt_of("at b"))
     assert (desk.held, desk.queue.waiting_count) == ({waiting}, 2)
 
 
-async def test_an_admit_of_a_session_that_was_closed_is_refused_at_the_next_sweep(
-    desk: QueueDriver, session: SessionOpened
-) -> None:
+async def test_an_admit_of_a_session_that_was_closed_is_refused_at_the_next_sweep(desk: QueueDriver) -> None:
     await limit(desk)
-    child = await desk.driver.open_session(parent=session, max_calls=1)
-    await desk.admit(session, "running", "waiting")
-    await desk.admit(child, "of child")
-    await desk.driver.amend_session(session, state="closed")
+    child = await desk.driver.open_session(parent=desk.session, max_calls=1)
+    await desk.admit("running", "waiting")
+    await desk.admit("of child", session=child)
+    await desk.driver.amend(desk.session, state="closed")
     await desk.sweep()
     assert desk.told("waiting", "of child") == ["unauthorized", "unauthorized"]
 
 
-async def test_a_sweep_renews_the_joins_so_that_their_calls_are_not_cancelled(
-    desk: QueueDriver, session: SessionOpened
-) -> None:
-    await desk.admit(session, "r1", "r1")
+async def test_a_sweep_renews_the_joins_so_that_their_calls_are_not_cancelled(desk: QueueDriver) -> None:
+    await desk.admit("r1", "r1")
     await desk.driver.ledger.transact(lambda _: execute("UPDATE call SET joined_until = 0"))
     await desk.sweep()
-    assert (await desk.driver.cancel(session, "r1")).cancelled_count == 0
+    assert (await desk.driver.cancel(desk.session, "r1")).cancelled_count == 0
 
 
-async def test_an_attempt_whose_worker_waits_no_longer_is_forgotten(desk: QueueDriver, session: SessionOpened) -> None:
+async def test_an_attempt_whose_worker_waits_no_longer_is_forgotten(desk: QueueDriver) -> None:
     await limit(desk)
-    await desk.admit(session, "r1", "r2")
+    await desk.admit("r1", "r2")
     await desk.settle(desk.attempt_of("r2"), AttemptOutcome.NEVER_SENT, None)
     assert desk.queue.waiting_count == 0

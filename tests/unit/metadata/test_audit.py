@@ -13,19 +13,19 @@ from quintain.errors import ConfigError
 from quintain_metadata.ledger import audit
 from quintain_metadata.store.opening import open_snapshot
 from quintain_metadata.store.sqlite import SqliteLedger
-from support.ledger_driver import LedgerDriver, admit_request
+from support.ledger_driver import Driver, admit_request
 
 
 async def write_ledger(path: Path) -> None:
     """A ledger with a parent, a child and three calls: committed, refunded and running."""
-    driver = LedgerDriver(SqliteLedger(str(path), asyncio.get_running_loop()))
-    await driver.register("a")
+    driver = Driver(SqliteLedger(str(path), asyncio.get_running_loop()))
+    await driver.register()
     child = await driver.open_session(parent=await driver.open_session(max_calls=9))
     for name, outcome in (("r1", AttemptOutcome.RESULT), ("r2", AttemptOutcome.REFUND), ("r3", None)):
         admit = admit_request(child, name, attempt_id=name)
-        await driver.admit(admit)
+        await driver.ask(admit)
         if outcome is not None:
-            await driver.settle(child, admit, outcome)
+            await driver.end(child, admit, outcome)
     await driver.ledger.close()
 
 
@@ -64,7 +64,7 @@ async def test_each_kind_of_inconsistency_is_found_and_named(tmp_path: Path, har
 
 async def test_a_ledger_is_audited_while_its_service_writes_it(tmp_path: Path) -> None:
     await write_ledger(tmp_path / "ledger")
-    driver = LedgerDriver(SqliteLedger(str(tmp_path / "ledger"), asyncio.get_running_loop()))
+    driver = Driver(SqliteLedger(str(tmp_path / "ledger"), asyncio.get_running_loop()))
     async with open_snapshot(f"sqlite://{tmp_path / 'ledger'}") as snapshot:
         await driver.open_session()
         assert (await snapshot.read(audit.verify_counters())).sessions == 2  # as it was when the snapshot was taken

@@ -20,23 +20,11 @@ from quintain_metadata.fleet import FleetStatus
 from quintain_metadata.handlers import MetadataRequestHandler
 from quintain_metadata.ledger import calls, leases, sessions
 from quintain_metadata.store.base import Moment
-from support.ledger_driver import LedgerDriver, admit_request, memory_ledger_driver
-from support.metadata_service import RunningMetadataService, next_delivery, run_metadata_service
+from support.ledger_driver import Driver, admit_request, memory_ledger_driver
+from support.metadata_service import Metadata, next_delivery
 
 
-@pytest.fixture
-async def metadata() -> AsyncIterator[RunningMetadataService]:
-    async with run_metadata_service() as alone:
-        await alone.ledger_driver.register("a")
-        yield alone
-
-
-@pytest.fixture
-async def session(metadata: RunningMetadataService) -> SessionOpened:
-    return await metadata.ledger_driver.open_session(max_calls=5)
-
-
-async def cancellation_queues(metadata: RunningMetadataService, *names: str) -> list[asyncio.Queue[Delivery]]:
+async def cancellation_queues(metadata: Metadata, *names: str) -> list[asyncio.Queue[Delivery]]:
     """The queues of so many workers that hear cancellations."""
     queues: list[asyncio.Queue[Delivery]] = []
     for name in names:
@@ -46,18 +34,18 @@ async def cancellation_queues(metadata: RunningMetadataService, *names: str) -> 
     return queues
 
 
-async def cancel(metadata: RunningMetadataService, session: SessionOpened, *request_ids: str) -> object:
+async def cancel(metadata: Metadata, session: SessionOpened, *request_ids: str) -> object:
     answer = await metadata.call_operation("cancel", session.token, {"requestIds": list(request_ids)})
     return answer["cancelled"]
 
 
 async def test_a_running_call_that_is_cancelled_is_fanned_out_to_every_worker_once(
-    metadata: RunningMetadataService, session: SessionOpened
+    metadata: Metadata, session: SessionOpened
 ) -> None:
     queues = await cancellation_queues(metadata, "w1", "w2")
     for name in ("r1", "r2", "ended"):
-        await metadata.ledger_driver.admit(admit_request(session, name, attempt_id=name))
-    await metadata.ledger_driver.settle(session, admit_request(session, "ended", attempt_id="ended"))
+        await metadata.driver.ask(admit_request(session, name, attempt_id=name))
+    await metadata.driver.end(session, admit_request(session, "ended", attempt_id="ended"))
     assert await cancel(metadata, session, "r2", "ended", "r1", "unknown", "r1") == 3
     for queue in queues:
         delivery = await next_delivery(queue)
@@ -70,20 +58,16 @@ async def test_a_running_call_that_is_cancelled_is_fanned_out_to_every_worker_on
 
 
 async def test_a_cancellation_that_no_worker_hears_is_no_error_and_comes_with_the_heartbeat(
-    metadata: RunningMetadataService, session: SessionOpened
+    metadata: Metadata, session: SessionOpened
 ) -> None:
-    await metadata.ledger_driver.admit(admit_request(session, "r1"))
+    await metadata.driver.ask(admit_request(session, "r1"))
     assert await cancel(metadata, session, "r1") == 1
     beat = Heartbeat(worker_id="w1", incarnation="w1")
-    renewed: LeaseRenewed = await metadata.ledger_driver.ledger.transact(
-        lambda moment: leases.renew_lease(moment.now, beat)
-    )
+    renewed: LeaseRenewed = await metadata.driver.ledger.transact(lambda moment: leases.renew_lease(moment.now, beat))
     assert renewed.taken_back == [CallKey(session_id=session.session_id, request_id="r1")]
 
 
-async def test_ten_thousand_calls_are_cancelled_at_once_and_no_more(
-    metadata: RunningMetadataService, session: SessionOpened
-) -> None:
+async def test_ten_thousand_calls_are_cancelled_at_once_and_no_more(metadata: Metadata, session: SessionOpened) -> None:
     names = [f"r{number}" for number in range(10_000)]
     assert await cancel(metadata, session, *names) == 10_000
     with pytest.raises(BadRequest, match="requestIds"):
@@ -98,14 +82,14 @@ class UnavailableBus:
 
 
 @pytest.fixture
-async def ledger_driver() -> AsyncIterator[LedgerDriver]:
+async def ledger_driver() -> AsyncIterator[Driver]:
     async with memory_ledger_driver() as kept:
-        await kept.register("a", limit=1)
+        await kept.register(limit=1)
         yield kept
 
 
 async def cancel_and_count(
-    ledger_driver: LedgerDriver, admission_queue: AdmissionQueue, session: SessionOpened, *request_ids: str
+    ledger_driver: Driver, admission_queue: AdmissionQueue, session: SessionOpened, *request_ids: str
 ) -> int:
     bus, ledger = cast(Bus, UnavailableBus()), ledger_driver.ledger
     handler = MetadataRequestHandler(bus, ledger, admission_queue, FleetStatus(bus, ledger, "x", list), None)
@@ -115,16 +99,16 @@ async def cancel_and_count(
 
 
 async def test_what_was_recorded_stands_where_the_broker_takes_nothing(
-    ledger_driver: LedgerDriver, caplog: pytest.LogCaptureFixture
+    ledger_driver: Driver, caplog: pytest.LogCaptureFixture
 ) -> None:
     session = await ledger_driver.open_session()
-    await ledger_driver.admit(admit_request(session, "r1"))
+    await ledger_driver.ask(admit_request(session, "r1"))
     assert await cancel_and_count(ledger_driver, AdmissionQueue(ledger_driver.ledger), session, "r1") == 1
     assert "with their next heartbeats: quintain.cancel is out of reach" in caplog.text
 
 
 async def test_pages_that_were_recorded_before_the_ledger_went_away_stand(
-    ledger_driver: LedgerDriver, monkeypatch: pytest.MonkeyPatch
+    ledger_driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = await ledger_driver.open_session()
     monkeypatch.setattr(handlers, "MAX_CALLS_PER_TRANSACTION", 2)

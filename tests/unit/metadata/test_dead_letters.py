@@ -47,7 +47,7 @@ from quintain_metadata.dead_letters import poison_handler
 from quintain_metadata.store.sqlite import SqliteLedger
 from support.ledger_driver import admit_request
 from support.metadata_service import (
-    RunningMetadataService,
+    Metadata,
     encode_body,
     next_delivery,
     result_body,
@@ -60,20 +60,15 @@ BODY = {"question": "x"}
 
 
 @pytest.fixture
-async def metadata() -> AsyncIterator[RunningMetadataService]:
+async def metadata() -> AsyncIterator[Metadata]:
     async with run_metadata_service(timings(dead_letter_pause_seconds=0.01)) as alone:
-        await alone.ledger_driver.register("a")
+        await alone.driver.register()
         await alone.bus.declare(target_topology("a"))
         yield alone
 
 
-@pytest.fixture
-async def session(metadata: RunningMetadataService) -> SessionOpened:
-    return await metadata.ledger_driver.open_session(max_calls=5)
-
-
 async def dead_letter(
-    metadata: RunningMetadataService, token: str, *, reason: str = "expired", **more: int | str
+    metadata: Metadata, token: str, *, reason: str = "expired", **more: int | str
 ) -> dict[str, object]:
     """A request that died in its queue, as the broker dead-letters it; its answer."""
     headers = {TOKEN_HEADER: token, REQUEST_ID_HEADER: "r1", "x-first-death-reason": reason, **more}
@@ -86,15 +81,13 @@ async def dead_letter(
     return result_body(reply)
 
 
-async def admit_call(metadata: RunningMetadataService, session: SessionOpened) -> Admit:
+async def admit_call(metadata: Metadata, session: SessionOpened) -> Admit:
     ask = admit_request(session, "r1")
-    await metadata.ledger_driver.admit(ask)
+    await metadata.driver.ask(ask)
     return ask
 
 
-async def test_a_dead_letter_is_authorized_by_its_proof(
-    metadata: RunningMetadataService, session: SessionOpened
-) -> None:
+async def test_a_dead_letter_is_authorized_by_its_proof(metadata: Metadata, session: SessionOpened) -> None:
     proof = make_proof(
         digest(session.token),
         session_id=session.session_id,
@@ -110,7 +103,7 @@ async def test_a_dead_letter_is_authorized_by_its_proof(
 
 
 async def test_what_expired_in_its_queue_is_expired_uncharged_and_leaves_no_trace(
-    metadata: RunningMetadataService, session: SessionOpened
+    metadata: Metadata, session: SessionOpened
 ) -> None:
     headers = {TOKEN_HEADER: session.token, REQUEST_ID_HEADER: "r1"}
     replies: asyncio.Queue[Delivery] = asyncio.Queue()
@@ -121,19 +114,17 @@ async def test_what_expired_in_its_queue_is_expired_uncharged_and_leaves_no_trac
     with pytest.raises(Expired, match="before a worker was free") as expired:
         result_body(await next_delivery(replies))
     assert not expired.value.charged
-    info = await metadata.ledger_driver.info(session)
+    info = await metadata.driver.info(session)
     assert (info.call_count, info.running, info.reserved, info.refunded) == (0, 0, 0, 0)
     assert replies.empty()
 
 
-async def test_a_call_that_was_answered_is_answered_again(
-    metadata: RunningMetadataService, session: SessionOpened
-) -> None:
-    await metadata.ledger_driver.settle(session, await admit_call(metadata, session))
+async def test_a_call_that_was_answered_is_answered_again(metadata: Metadata, session: SessionOpened) -> None:
+    await metadata.driver.end(session, await admit_call(metadata, session))
     answer = await dead_letter(metadata, session.token)
     assert (text_of(answer), answer["replayed"]) == ("yes", True)
-    unkept = await metadata.ledger_driver.open_session(store_replies=False)
-    await metadata.ledger_driver.settle(unkept, await admit_call(metadata, unkept))
+    unkept = await metadata.driver.open_session(store_replies=False)
+    await metadata.driver.end(unkept, await admit_call(metadata, unkept))
     with pytest.raises(ReplyExpired) as gone:
         await dead_letter(metadata, unkept.token)
     assert gone.value.charged
@@ -155,27 +146,27 @@ async def test_a_call_that_was_answered_is_answered_again(
     ],
 )
 async def test_what_died_is_answered_as_the_ledger_knows_its_call(
-    metadata: RunningMetadataService,
+    metadata: Metadata,
     session: SessionOpened,
     before: str,
     fault: type[Fault],
     charged: bool | None,
     counted: dict[str, int],
 ) -> None:
-    driver, admit = metadata.ledger_driver, admit_request(session, "r1")
+    driver, admit = metadata.driver, admit_request(session, "r1")
     driver.ledger.lease_expiry.suspended_until = 0
     for step in before.split(", "):
         match step:
             case "reserve":
-                await driver.reserve(session, "r1")
+                await driver.reserve(session, ["r1"])
             case "admit":
-                await driver.admit(admit)
+                await driver.ask(admit)
             case "cancel":
                 await driver.cancel(session, "r1")
             case "lose":
                 await driver.expire_lease("w1")
             case outcome:
-                await driver.settle(session, admit, AttemptOutcome(outcome))
+                await driver.end(session, admit, AttemptOutcome(outcome))
     with pytest.raises(Fault) as told:
         await dead_letter(metadata, session.token)
     assert (type(told.value), told.value.charged) == (fault, charged)
@@ -185,7 +176,7 @@ async def test_what_died_is_answered_as_the_ledger_knows_its_call(
 
 @pytest.mark.parametrize("reason", ["delivery_limit", "rejected"])
 async def test_what_died_of_something_else_is_not_told_that_its_deadline_passed(
-    metadata: RunningMetadataService, session: SessionOpened, reason: str
+    metadata: Metadata, session: SessionOpened, reason: str
 ) -> None:
     with pytest.raises(InternalFault, match=reason) as internal:
         await dead_letter(metadata, session.token, reason=reason)
@@ -193,18 +184,16 @@ async def test_what_died_of_something_else_is_not_told_that_its_deadline_passed(
 
 
 @pytest.mark.parametrize("token", ["", "junk", "forged"])
-async def test_a_dead_request_with_a_token_that_opens_nothing_is_unauthorized(
-    metadata: RunningMetadataService, token: str
-) -> None:
+async def test_a_dead_request_with_a_token_that_opens_nothing_is_unauthorized(metadata: Metadata, token: str) -> None:
     with pytest.raises(Unauthorized, match="^Unauthorized$"):
         await dead_letter(metadata, SessionToken.mint().text if token == "forged" else token)
 
 
 async def test_without_the_ledger_a_dead_letter_waits_and_is_answered_when_it_is_back(
-    metadata: RunningMetadataService, session: SessionOpened, monkeypatch: pytest.MonkeyPatch
+    metadata: Metadata, session: SessionOpened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await metadata.ledger_driver.settle(session, await admit_call(metadata, session))
-    ledger = metadata.ledger_driver.ledger
+    await metadata.driver.end(session, await admit_call(metadata, session))
+    ledger = metadata.driver.ledger
     assert isinstance(ledger, SqliteLedger)
     monkeypatch.setattr(ledger, "_closed", True)
     dying = asyncio.get_running_loop().create_task(dead_letter(metadata, session.token))
@@ -216,7 +205,7 @@ async def test_without_the_ledger_a_dead_letter_waits_and_is_answered_when_it_is
 
 async def test_every_dead_letter_is_acknowledged() -> None:
     async with run_metadata_service() as alone:
-        session = await alone.ledger_driver.open_session()
+        session = await alone.driver.open_session()
         for token in (session.token, "junk"):
             with pytest.raises(Fault):
                 await dead_letter(alone, token)
@@ -229,7 +218,7 @@ async def test_every_dead_letter_is_acknowledged() -> None:
 
 @pytest.mark.parametrize("queue", [METADATA_QUEUE, UNROUTED_QUEUE, DEAD_QUEUE], ids=lambda queue: queue.name)
 async def test_a_message_that_its_handler_breaks_on_ends_in_the_poison_queue(
-    metadata: RunningMetadataService, session: SessionOpened, monkeypatch: pytest.MonkeyPatch, queue: Queue
+    metadata: Metadata, session: SessionOpened, monkeypatch: pytest.MonkeyPatch, queue: Queue
 ) -> None:
     poisoned = await metadata.consume_queue(POISON_QUEUE)
     sent: list[str] = []
@@ -252,7 +241,7 @@ async def test_a_message_that_its_handler_breaks_on_ends_in_the_poison_queue(
 
 
 async def test_a_message_that_may_end_each_process_is_poison_before_it_is_given_up(
-    metadata: RunningMetadataService,
+    metadata: Metadata,
 ) -> None:
     poisoned, run = await metadata.consume_queue(POISON_QUEUE), list[Delivery]()
 
@@ -271,7 +260,7 @@ async def test_a_message_that_may_end_each_process_is_poison_before_it_is_given_
 # What nobody can answer is kept, with its reason and without its secrets, whatever its sender had written there.
 
 
-async def poison_of(metadata: RunningMetadataService, **headers: str | int) -> Delivery:
+async def poison_of(metadata: Metadata, **headers: str | int) -> Delivery:
     """A message that a worker gave up, as it is kept."""
     await metadata.consume_queue(target_queue("a"), settle="dead_letter")
     poison = await metadata.consume_queue(POISON_QUEUE)
@@ -279,7 +268,7 @@ async def poison_of(metadata: RunningMetadataService, **headers: str | int) -> D
     return await next_delivery(poison)
 
 
-async def test_a_kept_message_says_why_when_and_from_where_and_has_an_id(metadata: RunningMetadataService) -> None:
+async def test_a_kept_message_says_why_when_and_from_where_and_has_an_id(metadata: Metadata) -> None:
     before = int(time.time() * 1000)
     kept = await poison_of(metadata, **{"x-note": "mine"})
     assert kept.headers[REASON_HEADER] == "rejected: no reply_to or no correlation_id"
@@ -291,14 +280,14 @@ async def test_a_kept_message_says_why_when_and_from_where_and_has_an_id(metadat
     assert (kept.headers["x-note"], kept.routing_key, kept.type, kept.body) == ("mine", "a", "invoke", b"\xff")
 
 
-async def test_a_proof_is_not_kept(metadata: RunningMetadataService) -> None:
+async def test_a_proof_is_not_kept(metadata: Metadata) -> None:
     token = SessionToken.mint()
     kept = await poison_of(metadata, **{TOKEN_HEADER: token.id, PROOF_HEADER: "0" * 64})
     assert kept.headers[TOKEN_HEADER] == token.id
     assert PROOF_HEADER not in kept.headers
 
 
-async def test_a_sender_cannot_write_how_its_message_is_kept(metadata: RunningMetadataService) -> None:
+async def test_a_sender_cannot_write_how_its_message_is_kept(metadata: Metadata) -> None:
     forged = {
         POISON_ID_HEADER: "mine",
         DEAD_LETTERED_AT_HEADER: 1,
@@ -311,14 +300,14 @@ async def test_a_sender_cannot_write_how_its_message_is_kept(metadata: RunningMe
     assert "x-quintain-poison-other" not in kept.headers
 
 
-async def test_a_senders_own_word_for_the_reason_is_not_taken(metadata: RunningMetadataService) -> None:
+async def test_a_senders_own_word_for_the_reason_is_not_taken(metadata: Metadata) -> None:
     kept = await poison_of(metadata, **{"x-first-death-reason": SessionToken.mint().text})
     assert kept.headers[REASON_HEADER] == "unknown: no reply_to or no correlation_id"
     assert "x-first-death-reason" not in kept.headers
 
 
 @pytest.mark.parametrize("where", ["type", TOKEN_HEADER, "x-note", "x-first-death-exchange"])
-async def test_a_token_is_masked_wherever_it_stands(metadata: RunningMetadataService, where: str) -> None:
+async def test_a_token_is_masked_wherever_it_stands(metadata: Metadata, where: str) -> None:
     token = SessionToken.mint()
     poison = await metadata.consume_queue(POISON_QUEUE)
     headers = {} if where == "type" else {where: token.text}

@@ -11,7 +11,7 @@ import pytest
 from quintain.bus.base import Delivery, Envelope
 from quintain.contracts.fleet_figures import FleetFigures, WorkerCondition
 from quintain.contracts.ledger import AttemptOutcome, Heartbeat, Settle
-from quintain.contracts.service_card import BUCKET_BASE, ServedTarget, ServiceCard, bucket_of
+from quintain.contracts.service_card import BUCKET_BASE, ServedTarget, bucket_of
 from quintain.errors import BadRequest
 from quintain.fleet.beats import ServiceIdentity
 from quintain.routes import BEAT, HEARTBEAT, METADATA_BEAT
@@ -19,7 +19,7 @@ from quintain.topology import Exchange
 from quintain_metadata.call_counter import SLICE_SECONDS, WINDOW_SECONDS, CallCounter
 from quintain_metadata.fleet import MAX_OPEN_CARD_BYTES, read_card
 from support.ledger_driver import admit_request
-from support.metadata_service import ADMIN_TOKEN, RunningMetadataService, run_metadata_service
+from support.metadata_service import ADMIN_TOKEN, Metadata, run_metadata_service
 from support.quick import QUICK
 
 SETTLE = Settle(session_id="s", request_id="r", attempt_id="a", outcome=AttemptOutcome.RESULT)
@@ -83,7 +83,7 @@ def test_the_card_that_anybody_may_send_is_small_and_tells_no_problem() -> None:
         read_card(heartbeat(BEAT.exchange, "host", targets=targets))
 
 
-async def fleet_when(metadata: RunningMetadataService, is_met: str) -> FleetFigures:
+async def fleet_when(metadata: Metadata, is_met: str) -> FleetFigures:
     """The answer of `fleet` once this expression of it holds."""
     async with asyncio.timeout(20):
         while True:
@@ -95,15 +95,15 @@ async def fleet_when(metadata: RunningMetadataService, is_met: str) -> FleetFigu
 
 async def test_the_answer_has_targets_workers_budgets_calls_and_the_service_itself() -> None:
     async with run_metadata_service(QUICK) as metadata:
-        driver = metadata.ledger_driver
-        await driver.register("a")
+        driver = metadata.driver
+        await driver.register()
         session = await driver.open_session(max_calls=2)
         request = admit_request(session, "r1")
-        await driver.admit(request)
+        await driver.ask(request)
         busy = await fleet_when(metadata, "fleet.services and fleet.budgets[0].used == 1")
         assert [(one.name, one.running, one.queued) for one in busy.targets] == [("a", 1, None)]
         assert [(one.service, one.ledger, one.is_silent) for one in busy.services] == [("metadata", "sqlite", False)]
-        await driver.settle(session, request)
+        await driver.end(session, request)
         await driver.pause("a", 60_000)
         paused = await fleet_when(metadata, "fleet.targets[0].paused_until")
         assert paused.targets[0].running == 0
@@ -120,10 +120,3 @@ async def test_what_is_no_heartbeat_of_a_service_is_dropped_and_the_next_one_hea
         await metadata.bus.publish(BEAT.exchange, BEAT.key, Envelope(body=card.to_wire(), type=BEAT.key))
         heard = await fleet_when(metadata, "len(fleet.services) == 2")
         assert [one.id for one in heard.services if one.service == "gateway"] == ["g"]
-
-
-def test_a_card_has_a_random_instance_for_each_process() -> None:
-    one, other = ServiceIdentity("gateway"), ServiceIdentity("gateway")
-    assert one.card().id == other.card().id
-    assert one.card().instance != other.card().instance
-    assert ServiceCard.from_wire(one.card().to_wire()) == one.card()

@@ -17,8 +17,8 @@ from quintain_metadata.ledger import leases
 from quintain_metadata.ledger.decisions import Deferred
 from quintain_metadata.store.base import Operation
 from quintain_metadata.store.sqlite import SqliteLedger
-from support.ledger_driver import LedgerDriver, admit_request
-from support.metadata_service import RunningMetadataService, next_delivery, run_metadata_service
+from support.ledger_driver import Driver, admit_request
+from support.metadata_service import Metadata, next_delivery, run_metadata_service
 from support.quick import QUICK, timings
 from support.waiting import wait_until
 
@@ -27,47 +27,42 @@ NO_PROBES = timings(sweep_seconds=60)
 
 
 @pytest.fixture(params=[NO_PROBES])
-async def metadata(request: pytest.FixtureRequest) -> AsyncIterator[RunningMetadataService]:
+async def metadata(request: pytest.FixtureRequest) -> AsyncIterator[Metadata]:
     async with run_metadata_service(request.param) as alone:
         for worker in ("w1", "w2"):
-            await alone.ledger_driver.register("a", incarnation=worker)
-        alone.ledger_driver.ledger.lease_expiry.suspended_until = 0  # the lease that follows every start is over
+            await alone.driver.register(worker)
+        alone.driver.ledger.lease_expiry.suspended_until = 0  # the lease that follows every start is over
         yield alone
 
 
-@pytest.fixture
-async def session(metadata: RunningMetadataService) -> SessionOpened:
-    return await metadata.ledger_driver.open_session()
-
-
-async def end_lease_now(driver: LedgerDriver, incarnation: str) -> None:
+async def end_lease_now(driver: Driver, incarnation: str) -> None:
     """The worker's lease ends in this millisecond."""
     heartbeat = Heartbeat(worker_id=incarnation, incarnation=incarnation)
     await driver.ledger.transact(lambda moment: leases.renew_lease(moment.now, heartbeat, 1))
     await asyncio.sleep(0.005)
 
 
-async def is_taken_over(driver: LedgerDriver, session: SessionOpened) -> bool:
+async def is_taken_over(driver: Driver, session: SessionOpened) -> bool:
     """Whether another worker is granted the call."""
-    return not isinstance(await driver.admit(admit_request(session, "r1"), "w2"), Deferred)
+    return not isinstance(await driver.ask(admit_request(session, "r1"), "w2"), Deferred)
 
 
-async def publish_probe(metadata: RunningMetadataService) -> None:
+async def publish_probe(metadata: Metadata) -> None:
     """Publish a probe as a metadata service does, and wait until it was read."""
-    probe = HeartbeatProbe(sent_at=await metadata.ledger_driver.ledger.now())
+    probe = HeartbeatProbe(sent_at=await metadata.driver.ledger.now())
     envelope = Envelope(body=probe.to_wire(), type=HEARTBEAT_PROBE.key)
     await metadata.bus.publish(HEARTBEAT_PROBE.exchange, HEARTBEAT_PROBE.key, envelope)
     await send_heartbeat(metadata, "w2")  # it is answered after what came before it
 
 
-async def publish_heartbeat(metadata: RunningMetadataService, incarnation: str, correlation_id: str) -> None:
+async def publish_heartbeat(metadata: Metadata, incarnation: str, correlation_id: str) -> None:
     body = Heartbeat(worker_id=incarnation, incarnation=incarnation).to_wire()
     reply_to = metadata.rpc_client.reply_key
     envelope = Envelope(body=body, type="heartbeat", correlation_id=correlation_id, reply_to=reply_to, names_user=True)
     await metadata.bus.publish(LEDGER, "heartbeat", envelope)
 
 
-async def send_heartbeat(metadata: RunningMetadataService, incarnation: str) -> Delivery:
+async def send_heartbeat(metadata: Metadata, incarnation: str) -> Delivery:
     replies: asyncio.Queue[Delivery] = asyncio.Queue()
     unsubscribe = metadata.rpc_client.subscribe("beat", replies.put_nowait)
     await publish_heartbeat(metadata, incarnation, "beat")
@@ -77,10 +72,10 @@ async def send_heartbeat(metadata: RunningMetadataService, incarnation: str) -> 
 
 
 async def test_no_lease_lapses_while_a_heartbeat_sent_before_its_end_may_be_unread(
-    metadata: RunningMetadataService, session: SessionOpened
+    metadata: Metadata, session: SessionOpened
 ) -> None:
-    driver = metadata.ledger_driver
-    await driver.admit(admit_request(session, "r1"))
+    driver = metadata.driver
+    await driver.ask(admit_request(session, "r1"))
     await end_lease_now(driver, "w1")
     assert not await is_taken_over(driver, session)
     await publish_probe(metadata)
@@ -89,10 +84,10 @@ async def test_no_lease_lapses_while_a_heartbeat_sent_before_its_end_may_be_unre
 
 @pytest.mark.parametrize("metadata", [timings(sweep_seconds=60, gap_seconds=0.05)], indirect=True)
 async def test_after_heartbeats_were_read_late_no_lease_lapses_for_a_lease(
-    metadata: RunningMetadataService, session: SessionOpened
+    metadata: Metadata, session: SessionOpened
 ) -> None:
-    driver = metadata.ledger_driver
-    await driver.admit(admit_request(session, "r1"))
+    driver = metadata.driver
+    await driver.ask(admit_request(session, "r1"))
     await driver.expire_lease("w1")
     await asyncio.sleep(0.06)
     await publish_probe(metadata)
@@ -100,10 +95,10 @@ async def test_after_heartbeats_were_read_late_no_lease_lapses_for_a_lease(
 
 
 async def test_after_a_heartbeat_that_the_ledger_did_not_take_no_lease_lapses_for_a_lease(
-    metadata: RunningMetadataService, session: SessionOpened, monkeypatch: pytest.MonkeyPatch
+    metadata: Metadata, session: SessionOpened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    driver = metadata.ledger_driver
-    await driver.admit(admit_request(session, "r1"))
+    driver = metadata.driver
+    await driver.ask(admit_request(session, "r1"))
     await driver.expire_lease("w1")
     assert isinstance(driver.ledger, SqliteLedger)
     with monkeypatch.context() as away:
@@ -114,9 +109,9 @@ async def test_after_a_heartbeat_that_the_ledger_did_not_take_no_lease_lapses_fo
 
 
 @pytest.mark.parametrize("metadata", [QUICK], indirect=True)
-async def test_a_running_service_reads_its_own_probes(metadata: RunningMetadataService, session: SessionOpened) -> None:
-    driver = metadata.ledger_driver
-    await driver.admit(admit_request(session, "r1"))
+async def test_a_running_service_reads_its_own_probes(metadata: Metadata, session: SessionOpened) -> None:
+    driver = metadata.driver
+    await driver.ask(admit_request(session, "r1"))
     await end_lease_now(driver, "w1")
     async with asyncio.timeout(5):
         while not await is_taken_over(driver, session):
@@ -125,9 +120,9 @@ async def test_a_running_service_reads_its_own_probes(metadata: RunningMetadataS
 
 
 async def test_heartbeats_that_wait_are_renewed_in_one_operation_and_one_of_each_worker_is_taken(
-    metadata: RunningMetadataService, monkeypatch: pytest.MonkeyPatch
+    metadata: Metadata, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ledger, workers = metadata.ledger_driver.ledger, [f"worker {number}" for number in range(20)]
+    ledger, workers = metadata.driver.ledger, [f"worker {number}" for number in range(20)]
     free, operations = asyncio.Event(), 0
     transact = ledger.transact
 

@@ -35,7 +35,7 @@ async def test_few_messages_of_each_queue_that_clients_write_to_are_in_memory_at
 
 async def test_a_large_body_is_refused_before_it_is_parsed() -> None:
     async with run_metadata_service() as metadata:
-        session = await metadata.ledger_driver.open_session()
+        session = await metadata.driver.open_session()
         for token in (None, session.token, ADMIN_TOKEN):
             with pytest.raises(PayloadTooLarge):
                 await metadata.call_operation("open", token, b"\xff" * (MAX_OPERATION_BYTES + 1))
@@ -48,7 +48,7 @@ async def test_a_large_body_is_refused_before_it_is_parsed() -> None:
 @pytest.mark.parametrize(("exchange", "key"), [(METADATA, "open"), (INVOKE, ""), (DEAD, "a")])
 async def test_an_honest_caller_is_answered_beside_a_flood(exchange: Exchange, key: str) -> None:
     async with run_metadata_service() as metadata:
-        session = await metadata.ledger_driver.open_session()
+        session = await metadata.driver.open_session()
         body = b"\xff" * MAX_BODY_BYTES  # one object: only what the service does with it takes memory
         for _ in range(5 * CLIENT_QUEUE_PREFETCH):
             await metadata.bus.publish(

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import pytest
 
 from quintain.errors import ConfigError
 from quintain_metadata.store.base import redacted_url, sqlite_path
 from quintain_metadata.store.opening import open_ledger
-from quintain_metadata.store.sqlite import SqliteLedger
 
 
 @pytest.mark.parametrize(
@@ -48,12 +46,6 @@ def test_a_password_that_breaks_its_url_is_not_shown_either(url: str) -> None:
         redacted_url(url)
     assert "sec" not in refusal.value.message
     assert "ret@" not in refusal.value.message
-
-
-async def test_a_ledger_is_opened_by_its_url(tmp_path: Path) -> None:
-    ledger = await open_ledger(f"sqlite://{tmp_path / 'ledger.sqlite3'}")
-    assert isinstance(ledger, SqliteLedger)
-    await ledger.close()
 
 
 async def test_without_its_extra_a_postgresql_ledger_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

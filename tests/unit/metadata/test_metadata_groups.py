@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -12,27 +11,20 @@ from quintain.contracts.group import GROUP_CONTENT_TYPE, INVOKE_GROUP_TYPE, Grou
 from quintain.contracts.headers import PROTOCOL_HEADER, REQUEST_ID_HEADER, TOKEN_HEADER
 from quintain.contracts.invoke import FaultReply
 from quintain.topology import DEAD, INVOKE, POISON_QUEUE, Exchange, target_queue, target_topology
-from support.metadata_service import RunningMetadataService, next_delivery, run_metadata_service
+from support.metadata_service import Metadata, next_delivery
 
 QUESTION = b'{"question": "x"}'
 
 
-@pytest.fixture
-async def metadata() -> AsyncIterator[RunningMetadataService]:
-    async with run_metadata_service() as alone:
-        await alone.ledger_driver.register("a")
-        yield alone
-
-
 async def send_group(
-    metadata: RunningMetadataService,
+    metadata: Metadata,
     exchange: Exchange,
     items: list[GroupItem],
     *,
     reply_to: str | None,
     **headers: HeaderValue,
 ) -> None:
-    session = await metadata.ledger_driver.open_session(default_target="a", max_calls=5)
+    session = await metadata.driver.open_session(default_target="a", max_calls=5)
     envelope = Envelope(
         body=encode_group(items),
         type=INVOKE_GROUP_TYPE,
@@ -48,7 +40,7 @@ def items(*names: str) -> list[GroupItem]:
     return [GroupItem(f"c-{name}", QUESTION, {REQUEST_ID_HEADER: f"r-{name}"}) for name in names]
 
 
-async def test_the_calls_of_an_unrouted_group_are_forwarded_one_by_one(metadata: RunningMetadataService) -> None:
+async def test_the_calls_of_an_unrouted_group_are_forwarded_one_by_one(metadata: Metadata) -> None:
     await metadata.bus.declare(target_topology("a"))
     queue = await metadata.consume_queue(target_queue("a"))
     await send_group(metadata, INVOKE, items("x", "y"), reply_to=metadata.rpc_client.reply_key)
@@ -60,7 +52,7 @@ async def test_the_calls_of_an_unrouted_group_are_forwarded_one_by_one(metadata:
 
 
 async def replies_to_group(
-    metadata: RunningMetadataService, exchange: Exchange, **headers: HeaderValue
+    metadata: Metadata, exchange: Exchange, **headers: HeaderValue
 ) -> dict[str, tuple[HeaderValue | None, str]]:
     """The request id and the code of each reply to a group of two, by its correlation id."""
     replies: asyncio.Queue[Delivery] = asyncio.Queue()
@@ -75,13 +67,13 @@ async def replies_to_group(
     }
 
 
-async def test_the_calls_of_a_dead_group_are_answered_one_by_one(metadata: RunningMetadataService) -> None:
+async def test_the_calls_of_a_dead_group_are_answered_one_by_one(metadata: Metadata) -> None:
     told = await replies_to_group(metadata, DEAD, **{"x-first-death-reason": "expired"})
     assert told == {"c-x": ("r-x", "expired"), "c-y": ("r-y", "expired")}
 
 
 async def test_the_calls_of_a_group_that_nobody_can_answer_are_kept_one_by_one(
-    metadata: RunningMetadataService,
+    metadata: Metadata,
 ) -> None:
     poison = await metadata.consume_queue(POISON_QUEUE)
     await send_group(metadata, DEAD, items("x", "y"), reply_to=None)
@@ -93,14 +85,12 @@ async def test_the_calls_of_a_group_that_nobody_can_answer_are_kept_one_by_one(
 
 
 @pytest.mark.parametrize("exchange", [INVOKE, DEAD])
-async def test_each_call_of_a_group_of_another_version_is_answered(
-    metadata: RunningMetadataService, exchange: Exchange
-) -> None:
+async def test_each_call_of_a_group_of_another_version_is_answered(metadata: Metadata, exchange: Exchange) -> None:
     told = await replies_to_group(metadata, exchange, **{PROTOCOL_HEADER: 2})
     assert told == {"c-x": ("r-x", "bad_request"), "c-y": ("r-y", "bad_request")}
 
 
-async def test_a_group_that_cannot_be_taken_apart_is_answered_as_a_whole(metadata: RunningMetadataService) -> None:
+async def test_a_group_that_cannot_be_taken_apart_is_answered_as_a_whole(metadata: Metadata) -> None:
     replies: asyncio.Queue[Delivery] = asyncio.Queue()
     metadata.rpc_client.subscribe("the group", replies.put_nowait)
     for exchange in (INVOKE, DEAD):

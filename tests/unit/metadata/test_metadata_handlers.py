@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from quintain.contracts.credentials import SessionToken
+from quintain.contracts.ledger import DrainState
 from quintain.contracts.quota import QuotaCard, QuotaTerms
 from quintain.contracts.session import SessionOpened
 from quintain.errors import BadRequest, Fault, Unauthorized
@@ -18,7 +19,7 @@ from quintain_metadata.admission import AdmissionQueue
 from quintain_metadata.fleet import FleetStatus
 from quintain_metadata.handlers import MetadataRequestHandler
 from support.ledger_driver import admit_request
-from support.metadata_service import ADMIN_TOKEN, RunningMetadataService, run_metadata_service
+from support.metadata_service import ADMIN_TOKEN, Metadata, run_metadata_service
 from support.quick import timings
 
 #: Every operation with a question it takes, and whose token opens it.
@@ -44,16 +45,11 @@ OPERATION_BODIES: dict[str, tuple[dict[str, object], set[str]]] = {
 
 
 @pytest.fixture
-async def metadata() -> AsyncIterator[RunningMetadataService]:
+async def metadata() -> AsyncIterator[Metadata]:
     async with run_metadata_service() as alone:
         quota = QuotaCard(id="key", name="team", terms=QuotaTerms())
-        await alone.ledger_driver.register("a", "b", quota=quota)
+        await alone.driver.register(names="ab", drain=DrainState.SUPPORTED, quota=quota)
         yield alone
-
-
-@pytest.fixture
-async def session(metadata: RunningMetadataService) -> SessionOpened:
-    return await metadata.ledger_driver.open_session(max_calls=5)
 
 
 def operation_body(operation: str, session: SessionOpened) -> dict[str, object]:
@@ -64,7 +60,7 @@ def operation_body(operation: str, session: SessionOpened) -> dict[str, object]:
 
 @pytest.mark.parametrize("operation", list(OPERATION_BODIES))
 async def test_an_operation_is_open_to_whom_the_protocol_says(
-    metadata: RunningMetadataService, session: SessionOpened, operation: str
+    metadata: Metadata, session: SessionOpened, operation: str
 ) -> None:
     body = operation_body(operation, session)
     for who, token in (("session", session.token), ("admin", ADMIN_TOKEN)):
@@ -78,7 +74,7 @@ async def test_an_operation_is_open_to_whom_the_protocol_says(
 
 @pytest.mark.parametrize("operation", list(OPERATION_BODIES))
 async def test_no_other_token_opens_anything_and_all_hear_the_same(
-    metadata: RunningMetadataService, session: SessionOpened, operation: str
+    metadata: Metadata, session: SessionOpened, operation: str
 ) -> None:
     tampered = session.token[:-1] + ("0" if session.token[-1] != "0" else "1")
     for token in (None, "", "junk", "Bearer x", "the admin token of a tesT", SessionToken.mint().text, tampered):
@@ -88,7 +84,7 @@ async def test_no_other_token_opens_anything_and_all_hear_the_same(
 
 @pytest.mark.parametrize("operation", [*OPERATION_BODIES, "nonsense"])
 async def test_the_token_is_looked_at_before_the_question(
-    metadata: RunningMetadataService, session: SessionOpened, operation: str
+    metadata: Metadata, session: SessionOpened, operation: str
 ) -> None:
     for body in (b"{", b"[]", b'{"maxCalls": "many", "requestIds": 7}'):
         if operation in OPERATION_BODIES:
@@ -101,7 +97,7 @@ async def test_the_token_is_looked_at_before_the_question(
 
 @pytest.mark.parametrize("operation", list(OPERATION_BODIES))
 async def test_what_grants_refuses_unknown_keys_and_other_operations_ignore_them(
-    metadata: RunningMetadataService, session: SessionOpened, operation: str
+    metadata: Metadata, session: SessionOpened, operation: str
 ) -> None:
     token = session.token if "session" in OPERATION_BODIES[operation][1] else ADMIN_TOKEN
     body = {**operation_body(operation, session), "maxcalls": 5}
@@ -113,9 +109,7 @@ async def test_what_grants_refuses_unknown_keys_and_other_operations_ignore_them
     assert (await metadata.call_operation("info", session.token))["maxCalls"] == 5
 
 
-async def test_an_unknown_operation_names_those_there_are(
-    metadata: RunningMetadataService, session: SessionOpened
-) -> None:
+async def test_an_unknown_operation_names_those_there_are(metadata: Metadata, session: SessionOpened) -> None:
     # The exchange is direct: what it does not know reaches the queue only by a binding, such as an operator's.
     await metadata.bus.declare(Topology(bindings=(Binding(METADATA, METADATA_QUEUE, "dance"),)))
     for token in (session.token, ADMIN_TOKEN):
@@ -125,7 +119,7 @@ async def test_an_unknown_operation_names_those_there_are(
         await metadata.call_operation("dance", SessionToken.mint().text)
 
 
-async def test_info_is_the_protocols(metadata: RunningMetadataService, session: SessionOpened) -> None:
+async def test_info_is_the_protocols(metadata: Metadata, session: SessionOpened) -> None:
     info = await metadata.call_operation("info", session.token)
     now = info.pop("now")
     assert isinstance(now, int)
@@ -152,7 +146,7 @@ async def test_info_is_the_protocols(metadata: RunningMetadataService, session: 
     }
 
 
-async def test_the_token_is_shown_once_and_never_again(metadata: RunningMetadataService) -> None:
+async def test_the_token_is_shown_once_and_never_again(metadata: Metadata) -> None:
     opened = await metadata.call_operation("open", ADMIN_TOKEN, {"defaultTarget": "a", "label": "mine"})
     secret = str(opened["token"]).split("_")[3]
     shown = await metadata.call_operation("show", ADMIN_TOKEN, {"sessionId": opened["sessionId"]})
@@ -164,26 +158,26 @@ async def test_the_token_is_shown_once_and_never_again(metadata: RunningMetadata
 
 
 async def test_a_closed_sessions_call_whose_worker_is_gone_is_in_doubt_and_another_runs_on(
-    metadata: RunningMetadataService, session: SessionOpened
+    metadata: Metadata, session: SessionOpened
 ) -> None:
-    child = await metadata.ledger_driver.open_session(parent=session, max_calls=2)
-    await metadata.ledger_driver.register("a", incarnation="gone")
-    await metadata.ledger_driver.register("a", incarnation="alive")
-    await metadata.ledger_driver.admit(admit_request(child, "r1"), "gone")
-    await metadata.ledger_driver.admit(admit_request(session, "r2"), "alive")
-    await metadata.ledger_driver.expire_lease("gone")
+    child = await metadata.driver.open_session(parent=session, max_calls=2)
+    await metadata.driver.register("gone")
+    await metadata.driver.register("alive")
+    await metadata.driver.ask(admit_request(child, "r1"), "gone")
+    await metadata.driver.ask(admit_request(session, "r2"), "alive")
+    await metadata.driver.expire_lease("gone")
     # The service has just started, so that no lease lapses yet.
-    metadata.ledger_driver.ledger.lease_expiry.suspended_until = 0
+    metadata.driver.ledger.lease_expiry.suspended_until = 0
     closed = await metadata.call_operation("close", session.token)
     assert (closed["running"], closed["inDoubt"], closed["callCount"]) == (1, 1, 2)
 
 
 async def test_a_session_may_close_itself_and_its_children_and_nobody_else(
-    metadata: RunningMetadataService, session: SessionOpened
+    metadata: Metadata, session: SessionOpened
 ) -> None:
-    child = await metadata.ledger_driver.open_session(parent=session, max_calls=3)
-    grandchild = await metadata.ledger_driver.open_session(parent=child, max_calls=2)
-    await metadata.ledger_driver.reserve(grandchild, "r1")
+    child = await metadata.driver.open_session(parent=session, max_calls=3)
+    grandchild = await metadata.driver.open_session(parent=child, max_calls=2)
+    await metadata.driver.reserve(grandchild, ["r1"])
     closed = await metadata.call_operation("close", child.token)
     assert (closed["sessionId"], closed["state"], closed["callCount"]) == (child.session_id, "closed", 0)
     for token in (child.token, grandchild.token):
@@ -205,7 +199,7 @@ async def test_a_session_may_close_itself_and_its_children_and_nobody_else(
     ],
 )
 async def test_a_number_that_no_ledger_can_hold_is_the_askers_mistake(
-    metadata: RunningMetadataService, session: SessionOpened, operation: str, body: object
+    metadata: Metadata, session: SessionOpened, operation: str, body: object
 ) -> None:
     if isinstance(body, dict) and body.get("sessionId") == "SESSION":
         body["sessionId"] = session.session_id
@@ -214,7 +208,7 @@ async def test_a_number_that_no_ledger_can_hold_is_the_askers_mistake(
 
 
 async def test_a_deadline_too_far_ahead_is_refused_and_one_of_long_ago_is_none(
-    metadata: RunningMetadataService, session: SessionOpened
+    metadata: Metadata, session: SessionOpened
 ) -> None:
     with pytest.raises(BadRequest, match="43200"):
         await metadata.call_operation("reserve", session.token, {"requestIds": ["r1"], "deadline": 10**30})
@@ -222,8 +216,8 @@ async def test_a_deadline_too_far_ahead_is_refused_and_one_of_long_ago_is_none(
     assert await metadata.call_operation("reserve", session.token, ask) == {"granted": 1}
 
 
-async def test_the_list_is_paged_newest_first_and_filtered(metadata: RunningMetadataService) -> None:
-    opened = [await metadata.ledger_driver.open_session(label=str(number)) for number in range(105)]
+async def test_the_list_is_paged_newest_first_and_filtered(metadata: Metadata) -> None:
+    opened = [await metadata.driver.open_session(label=str(number)) for number in range(105)]
     closed = opened[50].session_id
     await metadata.call_operation("amend", ADMIN_TOKEN, {"sessionId": closed, "state": "closed"})
     first = await metadata.call_operation("list", ADMIN_TOKEN)
@@ -236,10 +230,8 @@ async def test_the_list_is_paged_newest_first_and_filtered(metadata: RunningMeta
     assert [one["sessionId"] for one in only["sessions"]] == [closed]  # type: ignore[attr-defined]
 
 
-async def test_without_an_admin_token_nobody_is_the_administrator(
-    metadata: RunningMetadataService, session: SessionOpened
-) -> None:
-    ledger = metadata.ledger_driver.ledger
+async def test_without_an_admin_token_nobody_is_the_administrator(metadata: Metadata, session: SessionOpened) -> None:
+    ledger = metadata.driver.ledger
     operations = MetadataRequestHandler(
         metadata.bus, ledger, AdmissionQueue(ledger), FleetStatus(metadata.bus, ledger, "x", list), None
     )
@@ -247,31 +239,29 @@ async def test_without_an_admin_token_nobody_is_the_administrator(
     assert not operations._is_admin(ADMIN_TOKEN)
 
 
-async def test_a_fault_is_typed_whatever_happens(metadata: RunningMetadataService, session: SessionOpened) -> None:
-    await metadata.ledger_driver.ledger.close()
+async def test_a_fault_is_typed_whatever_happens(metadata: Metadata, session: SessionOpened) -> None:
+    await metadata.driver.ledger.close()
     with pytest.raises(Fault) as fault:
         await metadata.call_operation("info", session.token)
     assert (fault.value.code, fault.value.retryable) == ("budget_unavailable", True)
 
 
-async def test_info_waits_for_the_calls_that_its_asker_was_answered(
-    metadata: RunningMetadataService, session: SessionOpened
-) -> None:
+async def test_info_waits_for_the_calls_that_its_asker_was_answered(metadata: Metadata, session: SessionOpened) -> None:
     admit = admit_request(session, "r1")
-    await metadata.ledger_driver.admit(admit)
+    await metadata.driver.ask(admit)
     unknown = {"answered": ["never sent"]}
     assert (await metadata.call_operation("info", session.token, unknown))["running"] == 1
     asking = asyncio.ensure_future(metadata.call_operation("info", session.token, {"answered": ["r0", "r1"]}))
     await asyncio.sleep(0.1)
     assert not asking.done()
-    await metadata.ledger_driver.settle(session, admit)
+    await metadata.driver.end(session, admit)
     info = await asking
     assert (info["running"], info["committed"]) == (0, 1)
 
 
 async def test_info_waits_a_limited_time() -> None:
     async with run_metadata_service(timings(answered_settle_seconds=0.05)) as alone:
-        await alone.ledger_driver.register("a")
-        session = await alone.ledger_driver.open_session()
-        await alone.ledger_driver.admit(admit_request(session, "r1"))
+        await alone.driver.register()
+        session = await alone.driver.open_session()
+        await alone.driver.ask(admit_request(session, "r1"))
         assert (await alone.call_operation("info", session.token, {"answered": ["r1"]}))["running"] == 1

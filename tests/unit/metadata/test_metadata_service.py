@@ -33,30 +33,25 @@ from quintain.rpc.requests import RpcClient
 from quintain.topology import LEDGER, target_queue
 from quintain_metadata.store.sqlite import SqliteLedger
 from support.ledger_driver import admit_request, result, settle_request
-from support.metadata_service import ADMIN_TOKEN, RunningMetadataService, next_delivery, run_metadata_service
+from support.metadata_service import ADMIN_TOKEN, Metadata, next_delivery, run_metadata_service
 from support.quick import timings
 from support.waiting import wait_until
 
 
 @pytest.fixture
-async def metadata(request: pytest.FixtureRequest) -> AsyncIterator[RunningMetadataService]:
+async def metadata(request: pytest.FixtureRequest) -> AsyncIterator[Metadata]:
     """A service that sweeps fifty times a second, unless a test names its own timings."""
     quick = timings(sweep_seconds=0.02, ledger_quiet_seconds=0.05)
     async with run_metadata_service(getattr(request, "param", quick)) as alone:
         for worker in ("w1", "w2"):
-            await alone.ledger_driver.register("a", incarnation=worker)
+            await alone.driver.register(worker)
         yield alone
-
-
-@pytest.fixture
-async def session(metadata: RunningMetadataService) -> SessionOpened:
-    return await metadata.ledger_driver.open_session(max_calls=5)
 
 
 class Worker:
     """What a worker would publish and hear."""
 
-    def __init__(self, metadata: RunningMetadataService) -> None:
+    def __init__(self, metadata: Metadata) -> None:
         self.metadata = metadata
         self.replies: asyncio.Queue[Delivery] = asyncio.Queue()
         metadata.rpc_client.subscribe("admit", self.replies.put_nowait)
@@ -86,25 +81,25 @@ class Worker:
 
 
 @pytest.fixture
-def worker(metadata: RunningMetadataService) -> Worker:
+def worker(metadata: Metadata) -> Worker:
     return Worker(metadata)
 
 
-async def wait_for_counters(metadata: RunningMetadataService, session: SessionOpened, **counters: int) -> None:
+async def wait_for_counters(metadata: Metadata, session: SessionOpened, **counters: int) -> None:
     """Until the session's counters are these."""
     async with asyncio.timeout(5):
         while True:
-            info = await metadata.ledger_driver.info(session)
+            info = await metadata.driver.info(session)
             if {name: getattr(info, name) for name in counters} == counters:
                 return
             await asyncio.sleep(0.01)
 
 
 @contextlib.asynccontextmanager
-async def failing_updates(metadata: RunningMetadataService, request_id: str) -> AsyncIterator[None]:
+async def failing_updates(metadata: Metadata, request_id: str) -> AsyncIterator[None]:
     """While inside, the store refuses every change to a call of this name."""
-    assert isinstance(metadata.ledger_driver.ledger, SqliteLedger)
-    connection = metadata.ledger_driver.ledger._connection
+    assert isinstance(metadata.driver.ledger, SqliteLedger)
+    connection = metadata.driver.ledger._connection
     connection.execute(
         "CREATE TRIGGER curse BEFORE UPDATE ON call WHEN old.request_id = "
         f"'{request_id}' BEGIN SELECT RAISE(ABORT, 'cursed'); END"
@@ -114,7 +109,7 @@ async def failing_updates(metadata: RunningMetadataService, request_id: str) -> 
 
 
 async def test_a_held_admit_is_answered_when_the_call_is_settled(
-    metadata: RunningMetadataService, session: SessionOpened, worker: Worker
+    metadata: Metadata, session: SessionOpened, worker: Worker
 ) -> None:
     first, second = admit_request(session, "r1"), admit_request(session, "r1")
     await worker.admit(first, second)
@@ -132,7 +127,7 @@ async def test_a_held_admit_is_answered_when_the_call_is_settled(
     "change", [{"copyOf": "\u00e9"}, {"deadline": "soon"}, {"target": ""}, {"requestId": ""}, {"attemptId": 7}]
 )
 async def test_an_item_that_cannot_be_read_harms_no_other_of_its_batch(
-    metadata: RunningMetadataService, session: SessionOpened, worker: Worker, change: dict[str, object]
+    metadata: Metadata, session: SessionOpened, worker: Worker, change: dict[str, object]
 ) -> None:
     bad, good = admit_request(session, "bad"), admit_request(session, "good")
     broken = json.dumps({**json.loads(bad.to_wire()), **change}).encode()
@@ -157,7 +152,7 @@ def large_settle(session: SessionOpened, admit: Admit) -> bytes:
 
 
 async def test_large_replays_are_sent_one_by_one_and_once_however_often_they_are_asked_for(
-    metadata: RunningMetadataService, session: SessionOpened, worker: Worker
+    metadata: Metadata, session: SessionOpened, worker: Worker
 ) -> None:
     first = [admit_request(session, name) for name in ("r1", "r2", "small")]
     for each in first:
@@ -181,7 +176,7 @@ async def test_large_replays_are_sent_one_by_one_and_once_however_often_they_are
 
 
 async def test_a_settle_the_ledger_can_never_take_loses_none_of_its_batch_and_does_not_come_again(
-    metadata: RunningMetadataService, session: SessionOpened, worker: Worker, caplog: pytest.LogCaptureFixture
+    metadata: Metadata, session: SessionOpened, worker: Worker, caplog: pytest.LogCaptureFixture
 ) -> None:
     bad, good = admit_request(session, "bad"), admit_request(session, "good")
     for ask in (bad, good):
@@ -194,32 +189,32 @@ async def test_a_settle_the_ledger_can_never_take_loses_none_of_its_batch_and_do
 
 
 async def test_a_count_of_tokens_that_cannot_be_true_does_not_stop_a_settle(
-    metadata: RunningMetadataService, session: SessionOpened, worker: Worker
+    metadata: Metadata, session: SessionOpened, worker: Worker
 ) -> None:
     ask = admit_request(session, "r1")
     await worker.admit_granted(ask)
     usage = TokenUsage(input=10**30, output=-5, cached=7)
     await worker.settle(settle_request(session, ask).model_copy(update={"token_usage": usage}))
     await wait_for_counters(metadata, session, committed=1)
-    told = (await metadata.ledger_driver.info(session)).token_usage
+    told = (await metadata.driver.info(session)).token_usage
     assert (told.output, told.cached) == (0, 7)
     assert 0 < told.input < 2**53
 
 
 async def test_a_settle_waits_for_a_ledger_that_is_out_of_reach(
-    metadata: RunningMetadataService, session: SessionOpened, worker: Worker, monkeypatch: pytest.MonkeyPatch
+    metadata: Metadata, session: SessionOpened, worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ask = admit_request(session, "r1")
     await worker.admit_granted(ask)
     with monkeypatch.context() as away:
-        away.setattr(metadata.ledger_driver.ledger, "_closed", True)
+        away.setattr(metadata.driver.ledger, "_closed", True)
         await worker.settle(settle_request(session, ask))
         await asyncio.sleep(0.05)
     await wait_for_counters(metadata, session, committed=1, running=0)
 
 
 async def test_a_renewal_names_the_services_own_queue_of_admits_until_it_stops(
-    metadata: RunningMetadataService, session: SessionOpened
+    metadata: Metadata, session: SessionOpened
 ) -> None:
     worker = Worker(metadata)
     beat = Heartbeat(worker_id="w1", incarnation="w1")
@@ -235,7 +230,7 @@ async def test_a_renewal_names_the_services_own_queue_of_admits_until_it_stops(
 
 
 async def test_a_registered_targets_queue_is_there_before_the_worker_hears_so(
-    metadata: RunningMetadataService, worker: Worker
+    metadata: Metadata, worker: Worker
 ) -> None:
     card = b'{"name": "new", "provider": "mock", "maxConcurrency": 1}'
     await worker.publish("register", b'{"workerId": "w", "incarnation": "w9", "protocol": 1, "targets": [%s]}' % card)
@@ -244,7 +239,7 @@ async def test_a_registered_targets_queue_is_there_before_the_worker_hears_so(
 
 
 async def test_a_worker_that_speaks_another_version_of_the_protocol_is_refused(
-    metadata: RunningMetadataService, worker: Worker
+    metadata: Metadata, worker: Worker
 ) -> None:
     await worker.publish("register", b'{"workerId": "w", "incarnation": "w9", "protocol": 2, "targets": []}')
     fault = FaultReply.from_wire((await next_delivery(worker.replies)).body)
@@ -261,7 +256,7 @@ async def test_a_workers_message_that_names_no_user_is_refused(worker: Worker, k
     assert "user_id" in fault.error
 
 
-async def test_a_users_record_holds_for_its_workers_and_harms_no_other(metadata: RunningMetadataService) -> None:
+async def test_a_users_record_holds_for_its_workers_and_harms_no_other(metadata: Metadata) -> None:
     assert await metadata.call_operation("set_user", ADMIN_TOKEN, {"user": "worker-l", "targets": ["l"]})
     bus = metadata.memory.connect("worker-l")
     async with RpcClient(bus) as limited:
@@ -288,22 +283,22 @@ def card_of(name: str) -> TargetCard:
 
 
 async def test_the_sweep_ends_what_time_has_ended_and_outlives_a_defect(
-    metadata: RunningMetadataService, session: SessionOpened, caplog: pytest.LogCaptureFixture
+    metadata: Metadata, session: SessionOpened, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with failing_updates(metadata, "r1"):
-        body = {"requestIds": ["r1"], "deadline": await metadata.ledger_driver.ledger.now() + 20}
+        body = {"requestIds": ["r1"], "deadline": await metadata.driver.ledger.now() + 20}
         await metadata.call_operation("reserve", session.token, body)
         await wait_until(lambda: "A defect while sweeping" in caplog.text)
-        assert (await metadata.ledger_driver.info(session)).reserved == 1
+        assert (await metadata.driver.info(session)).reserved == 1
     await wait_for_counters(metadata, session, reserved=0, call_count=0)
 
 
 # The sweep does not come first.
 @pytest.mark.parametrize("metadata", [timings(sweep_seconds=60)], indirect=True)
 async def test_a_held_admit_hears_at_once_that_its_call_is_cancelled(
-    session: SessionOpened, metadata: RunningMetadataService, worker: Worker
+    session: SessionOpened, metadata: Metadata, worker: Worker
 ) -> None:
-    await metadata.ledger_driver.pause("a", 60_000)
+    await metadata.driver.pause("a", 60_000)
     waiting = admit_request(session, "r1")
     await worker.admit(waiting)
     assert (await worker.next_reply()).held == [waiting.attempt_id]

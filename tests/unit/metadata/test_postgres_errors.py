@@ -38,24 +38,19 @@ PERMANENT_ERRORS = [
 ]
 
 
-@pytest.mark.parametrize("error", [*TEMPORARY_ERRORS, *PERMANENT_ERRORS], ids=lambda error: type(error).__name__)
-def test_a_server_that_cannot_be_used_is_an_answer_that_may_be_asked_again(error: Exception) -> None:
+@pytest.mark.parametrize(
+    ("error", "at_start"),
+    [(error, BudgetUnavailable) for error in TEMPORARY_ERRORS] + [(error, ConfigError) for error in PERMANENT_ERRORS],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_server_that_cannot_be_used_may_be_asked_again_but_what_does_not_pass_is_the_operators_to_mend_at_a_start(
+    error: Exception, at_start: type[Exception]
+) -> None:
     meant = translate_error(error, PLACE)
     assert isinstance(meant, BudgetUnavailable)
-    assert meant.retryable
-    assert not meant.charged
-    assert meant.message.startswith(f"The ledger {PLACE} cannot be used: ")
-    assert not is_retryable(error)
-
-
-@pytest.mark.parametrize("error", TEMPORARY_ERRORS, ids=lambda error: type(error).__name__)
-def test_at_a_start_what_may_pass_is_no_mistake_of_the_operators(error: Exception) -> None:
-    assert isinstance(translate_startup_error(error, PLACE), BudgetUnavailable)
-
-
-@pytest.mark.parametrize("error", PERMANENT_ERRORS, ids=lambda error: type(error).__name__)
-def test_at_a_start_what_does_not_pass_is_the_operators_to_mend(error: Exception) -> None:
-    assert isinstance(translate_startup_error(error, PLACE), ConfigError)
+    assert (meant.retryable, meant.charged, is_retryable(error)) == (True, False, False)
+    assert PLACE in meant.message
+    assert isinstance(translate_startup_error(error, PLACE), at_start)
 
 
 @pytest.mark.parametrize(

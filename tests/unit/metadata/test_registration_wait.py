@@ -20,7 +20,7 @@ from quintain_metadata.routing import WAIT_ENDS_HEADER
 from quintain_metadata.service import MetadataService
 from quintain_metadata.store.base import Ledger
 from support.ledger_driver import memory_ledger_driver
-from support.metadata_service import ADMIN_TOKEN, RunningMetadataService, next_delivery, run_metadata_service
+from support.metadata_service import ADMIN_TOKEN, Metadata, next_delivery, run_metadata_service
 from support.quick import timings
 from support.waiting import wait_until
 
@@ -31,19 +31,14 @@ BODY = {"question": "x"}
 
 
 @pytest.fixture
-async def metadata(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[RunningMetadataService]:
+async def metadata(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Metadata]:
     """A service that has just started, with nothing registered."""
     monkeypatch.setattr(routing, "READ_SECONDS", 0.02)
     async with run_metadata_service(LONG, start_window_seconds=None) as alone:
         yield alone
 
 
-@pytest.fixture
-async def session(metadata: RunningMetadataService) -> SessionOpened:
-    return await metadata.ledger_driver.open_session()
-
-
-async def publish(metadata: RunningMetadataService, session: SessionOpened, key: str, request_id: str) -> None:
+async def publish(metadata: Metadata, session: SessionOpened, key: str, request_id: str) -> None:
     headers = {TOKEN_HEADER: session.token, REQUEST_ID_HEADER: request_id}
     await metadata.publish(INVOKE, key, BODY, headers=headers, correlation_id=request_id, reply_to="gone")
 
@@ -52,30 +47,28 @@ async def wait_for_waiting(service: MetadataService, count: int) -> None:
     await wait_until(lambda: service._router is not None and service._router._registration_wait.waiting_count == count)
 
 
-async def register(metadata: RunningMetadataService, target: str) -> None:
+async def register(metadata: Metadata, target: str) -> None:
     await metadata.bus.declare(target_topology(target))
-    await metadata.ledger_driver.register(target)
+    await metadata.driver.register(names=[target])
 
 
 @pytest.mark.parametrize("key", ["a", ""])
 async def test_a_call_before_its_worker_is_forwarded_after_the_registration(
-    metadata: RunningMetadataService, session: SessionOpened, key: str
+    metadata: Metadata, session: SessionOpened, key: str
 ) -> None:
-    await metadata.ledger_driver.reserve(session, "r1")
+    await metadata.driver.reserve(session, ["r1"])
     await publish(metadata, session, key, "r1")
     await wait_for_waiting(metadata.service, 1)
-    await metadata.ledger_driver.register("b")  # another target: the start is not over
+    await metadata.driver.register(names="b")  # another target: the start is not over
     await asyncio.sleep(0.1)
-    assert (await metadata.ledger_driver.info(session)).reserved == 1
+    assert (await metadata.driver.info(session)).reserved == 1
     await register(metadata, "a")
     forwarded = await next_delivery(await metadata.consume_queue(target_queue("a")))
     assert (forwarded.correlation_id, forwarded.routing_key) == ("r1", "a")
     await wait_for_waiting(metadata.service, 0)
 
 
-async def test_waiting_calls_block_no_other_request_of_the_queue(
-    metadata: RunningMetadataService, session: SessionOpened
-) -> None:
+async def test_waiting_calls_block_no_other_request_of_the_queue(metadata: Metadata, session: SessionOpened) -> None:
     waiting = [f"r{number}" for number in range(2 * CLIENT_QUEUE_PREFETCH)]
     for request_id in waiting:
         await publish(metadata, session, "later", request_id)
@@ -101,34 +94,34 @@ async def test_the_wait_ends_with_the_list_and_the_reservation(
     async with run_metadata_service(
         timings(unknown_target_seconds=0.2), start_window_seconds=window_seconds
     ) as metadata:
-        session = await metadata.ledger_driver.open_session()
-        await metadata.ledger_driver.reserve(session, "r1")
+        session = await metadata.driver.open_session()
+        await metadata.driver.reserve(session, ["r1"])
         if window_seconds:
-            await metadata.ledger_driver.register("b")
+            await metadata.driver.register(names="b")
         started_at = time.monotonic()
         with pytest.raises(UnknownTarget) as unknown:
             await metadata.invoke(session.token, BODY, "a", {REQUEST_ID_HEADER: "r1"})
         assert time.monotonic() - started_at >= 0.1
         assert unknown.value.available_targets == (() if window_seconds == 0 else ("b",))
-        assert (await metadata.ledger_driver.info(session)).call_count == 0
+        assert (await metadata.driver.info(session)).call_count == 0
 
 
 async def test_the_start_is_over_when_all_workers_of_the_last_one_are_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(routing, "READ_SECONDS", 0.02)
     async with memory_ledger_driver() as before:
         for incarnation in ("w1", "w2"):
-            await before.register("a", incarnation=incarnation)
+            await before.register(incarnation)
         registered_at = await before.ledger.now()
         while await before.ledger.now() == registered_at:
             await asyncio.sleep(0.001)
         async with run_metadata_service(LONG, start_window_seconds=None, ledger=before.ledger) as metadata:
-            session = await metadata.ledger_driver.open_session()
+            session = await metadata.driver.open_session()
             asking = asyncio.create_task(metadata.invoke(session.token, BODY, "b"))
             await wait_for_waiting(metadata.service, 1)
-            await metadata.ledger_driver.register("a", incarnation="w1")
+            await metadata.driver.register("w1")
             await asyncio.sleep(0.1)  # one of two is back
             assert not asking.done()
-            await metadata.ledger_driver.register("a", incarnation="w3")
+            await metadata.driver.register("w3")
             with pytest.raises(UnknownTarget) as unknown:
                 await asking
             assert unknown.value.available_targets == ("a",)
@@ -151,26 +144,24 @@ async def test_a_ledger_that_is_lost_while_the_service_starts_is_waited_for() ->
     async with memory_ledger_driver() as driver:
         unreachable: Any = UnreachableOnce(driver.ledger)
         async with run_metadata_service(LONG, ledger=unreachable) as metadata:
-            assert (await metadata.ledger_driver.open_session()).session_id
+            assert (await metadata.driver.open_session()).session_id
 
 
-async def test_a_wait_ends_at_the_deadline(metadata: RunningMetadataService, session: SessionOpened) -> None:
+async def test_a_wait_ends_at_the_deadline(metadata: Metadata, session: SessionOpened) -> None:
     deadline = int(time.time() * 1000) + 200
     with pytest.raises(UnknownTarget):
         await metadata.invoke(session.token, BODY, "a", {DEADLINE_HEADER: deadline})
 
 
 @pytest.mark.parametrize("target", ["", "no/name", "c"])
-async def test_a_name_that_no_registration_can_help_is_answered_at_once(
-    metadata: RunningMetadataService, target: str
-) -> None:
-    narrow = await metadata.ledger_driver.open_session(allowed_targets=["a"])
+async def test_a_name_that_no_registration_can_help_is_answered_at_once(metadata: Metadata, target: str) -> None:
+    narrow = await metadata.driver.open_session(allowed_targets=["a"])
     with pytest.raises(UnknownTarget):
         await metadata.invoke(narrow.token, {**BODY, "target": target})
 
 
 async def test_a_wait_in_the_queue_ends_with_its_time(
-    metadata: RunningMetadataService, session: SessionOpened, monkeypatch: pytest.MonkeyPatch
+    metadata: Metadata, session: SessionOpened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(routing, "MAX_WAITING", 0)
     deadline = int(time.time() * 1000) + 200
@@ -184,9 +175,7 @@ async def test_a_wait_in_the_queue_ends_with_its_time(
 
 
 @pytest.mark.parametrize("ending", ["crash", "stop"])
-async def test_waiting_calls_survive_their_service(
-    metadata: RunningMetadataService, session: SessionOpened, ending: str
-) -> None:
+async def test_waiting_calls_survive_their_service(metadata: Metadata, session: SessionOpened, ending: str) -> None:
     for request_id in ("r1", "r2"):
         await publish(metadata, session, "a", request_id)
     await wait_for_waiting(metadata.service, 2)
@@ -196,7 +185,7 @@ async def test_waiting_calls_survive_their_service(
         async with asyncio.timeout(2):
             await metadata.service.stop()
     bus = metadata.memory.connect()
-    successor = MetadataService(bus, metadata.ledger_driver.ledger, digest(ADMIN_TOKEN), timings=LONG)
+    successor = MetadataService(bus, metadata.driver.ledger, digest(ADMIN_TOKEN), timings=LONG)
     await successor.start()
     try:
         await wait_for_waiting(successor, 2)

@@ -16,30 +16,25 @@ from quintain.contracts.session import SessionOpened
 from quintain.errors import BadRequest, BusError, Overloaded, Unauthorized, UnknownTarget
 from quintain.topology import INVOKE, Binding, Topology, target_queue, target_topology
 from support.ledger_driver import admit_request
-from support.metadata_service import RunningMetadataService, next_delivery, run_metadata_service
+from support.metadata_service import Metadata, next_delivery, run_metadata_service
 from support.quick import timings
 
 
 @pytest.fixture
-async def metadata() -> AsyncIterator[RunningMetadataService]:
+async def metadata() -> AsyncIterator[Metadata]:
     async with run_metadata_service(timings(unknown_target_seconds=0.05)) as alone:
         yield alone
 
 
-@pytest.fixture
-async def session(metadata: RunningMetadataService) -> SessionOpened:
-    return await metadata.ledger_driver.open_session(default_target="a")
-
-
-async def serve(metadata: RunningMetadataService, *targets: str) -> asyncio.Queue[Delivery]:
+async def serve(metadata: Metadata, *targets: str) -> asyncio.Queue[Delivery]:
     """Registered targets, with somebody who takes what comes to the first of them."""
-    await metadata.ledger_driver.register(*targets)
+    await metadata.driver.register(names=targets)
     for target in targets:
         await metadata.bus.declare(target_topology(target))
     return await metadata.consume_queue(target_queue(targets[0]))
 
 
-async def send(metadata: RunningMetadataService, session: SessionOpened, **more: object) -> None:
+async def send(metadata: Metadata, session: SessionOpened, **more: object) -> None:
     """Publish a request that names no target by its key, and does not wait."""
     headers = {TOKEN_HEADER: session.token, REQUEST_ID_HEADER: "r1"}
     body = {"question": "x", **more}
@@ -47,7 +42,7 @@ async def send(metadata: RunningMetadataService, session: SessionOpened, **more:
 
 
 async def test_a_request_without_a_target_goes_to_the_default_byte_for_byte(
-    metadata: RunningMetadataService, session: SessionOpened
+    metadata: Metadata, session: SessionOpened
 ) -> None:
     got = await serve(metadata, "a")
     body = b'{ "question" : "as it was written", "unknown": [1] }'
@@ -61,7 +56,7 @@ async def test_a_request_without_a_target_goes_to_the_default_byte_for_byte(
 
 @pytest.mark.parametrize("spelling", ["target", "provider"])
 async def test_a_target_named_in_the_body_alone_is_where_it_goes(
-    metadata: RunningMetadataService, session: SessionOpened, spelling: str
+    metadata: Metadata, session: SessionOpened, spelling: str
 ) -> None:
     got = await serve(metadata, "b", "a")
     await send(metadata, session, **{spelling: "b"})
@@ -79,46 +74,44 @@ async def test_a_target_named_in_the_body_alone_is_where_it_goes(
     ],
 )
 async def test_an_unknown_target_is_answered_with_what_there_is(
-    metadata: RunningMetadataService, session: SessionOpened, key: str, named: dict[str, str], sentence: str
+    metadata: Metadata, session: SessionOpened, key: str, named: dict[str, str], sentence: str
 ) -> None:
     await serve(metadata, "b", "a", "c")
-    narrow = await metadata.ledger_driver.open_session(parent=session, allowed_targets=["a", "b"])
+    narrow = await metadata.driver.open_session(parent=session, allowed_targets=["a", "b"])
     with pytest.raises(UnknownTarget) as unknown:
         await metadata.invoke(narrow.token, {"question": "x", **named}, key)
     assert (unknown.value.message, unknown.value.available_targets) == (sentence, ("a", "b"))
 
 
-async def test_a_default_that_nobody_registered_is_unknown_too(
-    metadata: RunningMetadataService, session: SessionOpened
-) -> None:
+async def test_a_default_that_nobody_registered_is_unknown_too(metadata: Metadata, session: SessionOpened) -> None:
     with pytest.raises(UnknownTarget, match="Unknown target 'a'. Available: $"):
         await metadata.invoke(session.token, {"question": "x"})
 
 
 async def test_a_marked_message_that_comes_back_is_answered_and_not_sent_round_again(
-    metadata: RunningMetadataService, session: SessionOpened
+    metadata: Metadata, session: SessionOpened
 ) -> None:
-    await metadata.ledger_driver.register("a")  # known, but its queue is not there: what is sent to it comes back
+    await metadata.driver.register()  # known, but its queue is not there: what is sent to it comes back
     with pytest.raises(UnknownTarget, match="Unknown target 'a'"):
         await metadata.invoke(session.token, {"question": "x"}, "a", {ROUTED_HEADER: 1})
 
 
 async def test_an_unknown_target_costs_nothing_and_ends_its_reservation(
-    metadata: RunningMetadataService, session: SessionOpened
+    metadata: Metadata, session: SessionOpened
 ) -> None:
-    await metadata.ledger_driver.reserve(session, "r1", "r2", "r3")
+    await metadata.driver.reserve(session, ["r1", "r2", "r3"])
     with pytest.raises(UnknownTarget):
         await metadata.invoke(session.token, {"question": "x"}, "nope", {REQUEST_ID_HEADER: "r1"})
     with pytest.raises(BadRequest):
         await metadata.invoke(session.token, {}, "nope", {REQUEST_ID_HEADER: "r2"})
-    info = await metadata.ledger_driver.info(session)
+    info = await metadata.driver.info(session)
     assert (info.call_count, info.reserved) == (1, 1)
 
 
 async def test_a_default_is_declared_once_and_again_where_its_queue_is_gone(
-    metadata: RunningMetadataService, session: SessionOpened, monkeypatch: pytest.MonkeyPatch
+    metadata: Metadata, session: SessionOpened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await metadata.ledger_driver.register("a")
+    await metadata.driver.register()
     declared: list[Topology] = []
     declare = metadata.service_bus.declare
 
@@ -148,9 +141,9 @@ async def test_a_default_is_declared_once_and_again_where_its_queue_is_gone(
     assert declared == [target_topology("a")] * 2
 
 
-async def test_the_target_first_resolved_stays(metadata: RunningMetadataService, session: SessionOpened) -> None:
+async def test_the_target_first_resolved_stays(metadata: Metadata, session: SessionOpened) -> None:
     got = await serve(metadata, "b", "a")
-    await metadata.ledger_driver.admit(admit_request(session, "r1", target="b"))
+    await metadata.driver.ask(admit_request(session, "r1", target="b"))
     await send(metadata, session)
     assert (await next_delivery(got)).routing_key == "b"
 
@@ -164,7 +157,7 @@ async def test_the_target_first_resolved_stays(metadata: RunningMetadataService,
     ],
 )
 async def test_a_bad_request_is_said_after_the_token(
-    metadata: RunningMetadataService, session: SessionOpened, key: str, body: object, sentence: str
+    metadata: Metadata, session: SessionOpened, key: str, body: object, sentence: str
 ) -> None:
     with pytest.raises(BadRequest, match=sentence):
         await metadata.invoke(session.token, body, key)
@@ -173,7 +166,7 @@ async def test_a_bad_request_is_said_after_the_token(
             await metadata.invoke(token, body, key)
 
 
-async def test_the_answer_carries_the_request_id(metadata: RunningMetadataService, session: SessionOpened) -> None:
+async def test_the_answer_carries_the_request_id(metadata: Metadata, session: SessionOpened) -> None:
     replies: asyncio.Queue[Delivery] = asyncio.Queue()
     metadata.rpc_client.subscribe("c", replies.put_nowait)
     address = {"correlation_id": "c", "reply_to": metadata.rpc_client.reply_key}
@@ -184,22 +177,18 @@ async def test_the_answer_carries_the_request_id(metadata: RunningMetadataServic
         assert told == (headers.get(REQUEST_ID_HEADER, "c"), "c")
 
 
-async def test_a_full_queue_is_overloaded_and_no_defect(
-    metadata: RunningMetadataService, session: SessionOpened
-) -> None:
-    await metadata.ledger_driver.register("a")
+async def test_a_full_queue_is_overloaded_and_no_defect(metadata: Metadata, session: SessionOpened) -> None:
+    await metadata.driver.register()
     tiny = dataclasses.replace(target_queue("a"), max_length=0)
     await metadata.bus.declare(Topology((), (tiny,), (Binding(INVOKE, tiny, "a"),)))
     with pytest.raises(Overloaded, match="queue of target 'a' is full") as overloaded:
         await metadata.invoke(session.token, {"question": "x"})
     assert overloaded.value.retryable
-    assert (await metadata.ledger_driver.info(session)).call_count == 0
+    assert (await metadata.driver.info(session)).call_count == 0
 
 
 @pytest.mark.parametrize("key", ["", "nope"])
-async def test_a_deadline_that_is_no_integer_is_refused(
-    metadata: RunningMetadataService, session: SessionOpened, key: str
-) -> None:
+async def test_a_deadline_that_is_no_integer_is_refused(metadata: Metadata, session: SessionOpened, key: str) -> None:
     await serve(metadata, "a")
     for deadline in (1.5, "soon", True, "99999999999999.5", [1]):
         with pytest.raises(BadRequest, match=f"^{DEADLINE_HEADER}: "):

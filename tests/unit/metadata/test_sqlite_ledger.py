@@ -21,8 +21,7 @@ from quintain_metadata.store.base import Moment, SqlProgram, execute
 from quintain_metadata.store.opening import open_snapshot
 from quintain_metadata.store.schema import SCHEMA_VERSION
 from quintain_metadata.store.sqlite import SqliteLedger
-from support.ledger_driver import LedgerDriver, admit_request
-from support.ledger_operations import assert_ledger_consistent
+from support.ledger_driver import Driver, admit_request
 
 SECOND_PROCESS = """
 import asyncio, sys
@@ -62,45 +61,45 @@ async def names(ledger: SqliteLedger) -> list[str]:
 
 
 async def test_a_copy_of_a_live_ledger_counts_what_it_has(ledger: SqliteLedger, path: str, tmp_path: Path) -> None:
-    books, copy = LedgerDriver(ledger), str(tmp_path / "copy.sqlite3")
-    await books.register("a")
+    books, copy = Driver(ledger), str(tmp_path / "copy.sqlite3")
+    await books.register()
     session = await books.open_session(max_calls=3)
-    await books.admit(admit_request(session, "before"))
+    await books.ask(admit_request(session, "before"))
     with (
         contextlib.closing(apsw.Connection(path)) as live,
         contextlib.closing(apsw.Connection(copy)) as restored,
         restored.backup("main", live, "main") as backup,
     ):
         backup.step()
-    await books.admit(admit_request(session, "after"))
+    await books.ask(admit_request(session, "after"))
     store = SqliteLedger(copy, asyncio.get_running_loop())
-    books = LedgerDriver(store)
+    books = Driver(store)
     assert (await books.info(session)).call_count == 1
-    await books.admit(admit_request(session, "later"))
+    await books.ask(admit_request(session, "later"))
     assert (await books.info(session)).call_count == 2
-    await assert_ledger_consistent(store)
+    assert await books.audit_findings() == ()
     await store.close()
 
 
 async def test_a_file_survives_its_process_with_every_counter(path: str) -> None:
     first = SqliteLedger(path, asyncio.get_running_loop())
-    books = LedgerDriver(first)
-    await books.register("a")
+    books = Driver(first)
+    await books.register()
     session = await books.open_session(max_calls=3)
     kept, doubted = admit_request(session, "r1"), admit_request(session, "r2")
     for ask in (kept, doubted):
-        await books.admit(ask)
-    await books.settle(session, kept)
-    await books.settle(session, doubted, AttemptOutcome.IN_DOUBT)
-    await books.reserve(session, "r3")
+        await books.ask(ask)
+    await books.end(session, kept)
+    await books.end(session, doubted, AttemptOutcome.IN_DOUBT)
+    await books.reserve(session, ["r3"])
     before = await books.info(session)
     await first.close()
     second = SqliteLedger(path, asyncio.get_running_loop())
-    after = await LedgerDriver(second).info(session)
+    after = await Driver(second).info(session)
     assert after.model_copy(update={"now": before.now}) == before
     assert (after.call_count, after.committed, after.in_doubt, after.reserved) == (3, 1, 1, 1)
     with pytest.raises(BudgetExhausted):
-        await LedgerDriver(second).admit(admit_request(session, "r4"))
+        await Driver(second).ask(admit_request(session, "r4"))
     await second.close()
 
 

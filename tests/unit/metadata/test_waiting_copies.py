@@ -8,9 +8,7 @@ import pytest
 
 from quintain.contracts.ledger import AttemptOutcome
 from quintain.contracts.quota import RateReport, TryOutcome, TryReport
-from quintain.contracts.session import SessionOpened
-from support.ledger_driver import memory_ledger_driver
-from support.queue_driver import QueueDriver
+from support.queue_driver import QueueDriver, memory_queue_driver
 
 THROTTLED = TryReport(outcome=TryOutcome.THROTTLED, rates=RateReport(retry_after_seconds=1))
 
@@ -18,16 +16,10 @@ THROTTLED = TryReport(outcome=TryOutcome.THROTTLED, rates=RateReport(retry_after
 @pytest.fixture
 async def desk() -> AsyncIterator[QueueDriver]:
     """A queue whose quota takes one call at a time; the worker ``w1`` runs one, and ``w2`` gets copies."""
-    async with memory_ledger_driver() as driver:
-        desk = QueueDriver(driver)
+    async with memory_queue_driver() as desk:
         for worker in ("w1", "w2"):
             await desk.register("a", incarnation=worker, start=1)
         yield desk
-
-
-@pytest.fixture
-async def session(desk: QueueDriver) -> SessionOpened:
-    return await desk.driver.open_session()
 
 
 def attempts_of(desk: QueueDriver, name: str) -> list[str]:
@@ -35,12 +27,10 @@ def attempts_of(desk: QueueDriver, name: str) -> list[str]:
     return [attempt_id for attempt_id, (_, admit) in desk.asked.items() if admit.request_id == name]
 
 
-async def test_a_copy_of_a_waiting_call_waits_beside_it_and_keeps_its_place(
-    desk: QueueDriver, session: SessionOpened
-) -> None:
-    assert await desk.admit(session, "first", "second", "third") == ["granted", "waits", "waits"]
+async def test_a_copy_of_a_waiting_call_waits_beside_it_and_keeps_its_place(desk: QueueDriver) -> None:
+    assert await desk.admit("first", "second", "third") == ["granted", "waits", "waits"]
     (second,) = attempts_of(desk, "second")
-    assert await desk.admit(session, "second", copy_of=second, incarnation="w2") == ["waits"]
+    assert await desk.admit("second", copy_of=second, incarnation="w2") == ["waits"]
     await desk.sweep()
     for running, following in (("first", "second"), ("second", "third")):
         await desk.settle(attempts_of(desk, running)[0])
@@ -49,43 +39,43 @@ async def test_a_copy_of_a_waiting_call_waits_beside_it_and_keeps_its_place(
     assert desk.answer(attempts_of(desk, "second")[1]) == "replayed"
 
 
-async def test_what_is_no_copy_of_the_waiting_attempt_needs_a_slot(desk: QueueDriver, session: SessionOpened) -> None:
-    await desk.admit(session, "first", "second", "third")
+async def test_what_is_no_copy_of_the_waiting_attempt_needs_a_slot(desk: QueueDriver) -> None:
+    await desk.admit("first", "second", "third")
     (second,) = attempts_of(desk, "second")
     for name, copied in (("second", "forged"), ("third", second)):
-        await desk.admit(session, name, copy_of=copied, incarnation="w2")
+        await desk.admit(name, copy_of=copied, incarnation="w2")
         assert desk.answers[attempts_of(desk, name)[-1]].needs_slot
 
 
-async def test_a_copy_goes_on_once_its_worker_waits_no_more(desk: QueueDriver, session: SessionOpened) -> None:
-    await desk.admit(session, "first", "second")
+async def test_a_copy_goes_on_once_its_worker_waits_no_more(desk: QueueDriver) -> None:
+    await desk.admit("first", "second")
     (second,) = attempts_of(desk, "second")
-    await desk.admit(session, "second", copy_of=second, incarnation="w2")
+    await desk.admit("second", copy_of=second, incarnation="w2")
     await desk.settle(second, AttemptOutcome.NEVER_SENT, None)
     assert desk.answers[attempts_of(desk, "second")[1]].needs_slot
 
 
 async def test_a_copy_goes_on_once_its_worker_does_not_repeat_its_admit(
-    desk: QueueDriver, session: SessionOpened, monkeypatch: pytest.MonkeyPatch
+    desk: QueueDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await desk.admit(session, "first", "second")
+    await desk.admit("first", "second")
     (second,) = attempts_of(desk, "second")
-    await desk.admit(session, "second", copy_of=second, incarnation="w2")
-    lost = desk.queue._waiting.of_calls([(session.session_id, "second")])[:1]
+    await desk.admit("second", copy_of=second, incarnation="w2")
+    lost = desk.queue._waiting.of_calls([(desk.session.session_id, "second")])[:1]
     monkeypatch.setattr(desk.queue._waiting, "requested_before", lambda _: lost)
     await desk.sweep()
     assert desk.answers[attempts_of(desk, "second")[1]].needs_slot
 
 
-async def test_a_copy_of_a_throttled_call_waits_for_its_next_attempt(desk: QueueDriver, session: SessionOpened) -> None:
-    await desk.admit(session, "call")
+async def test_a_copy_of_a_throttled_call_waits_for_its_next_attempt(desk: QueueDriver) -> None:
+    await desk.admit("call")
     (first,) = attempts_of(desk, "call")
-    assert await desk.admit(session, "call", copy_of=first, incarnation="w2") == ["waits"]
+    assert await desk.admit("call", copy_of=first, incarnation="w2") == ["waits"]
     await desk.settle(first, AttemptOutcome.THROTTLED, THROTTLED)
     await desk.sweep()
     # Its worker asks again, and whoever has another copy of the first attempt asks then.
-    assert await desk.admit(session, "call") == ["waits"]
-    await desk.admit(session, "call", copy_of=first, incarnation="w2")
+    assert await desk.admit("call") == ["waits"]
+    await desk.admit("call", copy_of=first, incarnation="w2")
     await desk.sweep()
     assert desk.answers.keys() == {first}
     desk.now += 5
@@ -97,11 +87,11 @@ async def test_a_copy_of_a_throttled_call_waits_for_its_next_attempt(desk: Queue
 
 
 async def test_a_copy_of_a_throttled_call_whose_worker_asks_no_more_goes_on(
-    desk: QueueDriver, session: SessionOpened, monkeypatch: pytest.MonkeyPatch
+    desk: QueueDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await desk.admit(session, "call")
+    await desk.admit("call")
     (first,) = attempts_of(desk, "call")
-    await desk.admit(session, "call", copy_of=first, incarnation="w2")
+    await desk.admit("call", copy_of=first, incarnation="w2")
     monkeypatch.setattr(desk.queue._copies, "_held_admit_seconds", 0.0)
     await desk.settle(first, AttemptOutcome.THROTTLED, THROTTLED)
     await desk.sweep()

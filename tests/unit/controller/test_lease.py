@@ -1,21 +1,24 @@
-"""`quintain.lease`: a hosted target driven without superred, over a broker."""
+"""`quintain.lease`: a hosted target driven without superred, over a broker in memory."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import quintain
+from quintain.bus.memory import MemoryBroker
 from quintain.contracts.credentials import SessionToken
+from quintain.controller.leased_target import LeasedTarget
 from quintain.errors import ConfigError, NoAnswer
 from quintain.remote.child_session import ChildSessionPolicy
-from quintain.remote.connection_thread import ConnectionThread
 from quintain.remote.lease import TargetTimeouts
 from quintain.target import (
     ControllableInjection,
@@ -25,10 +28,10 @@ from quintain.target import (
     SecurityDomainTag,
     scope_includes,
 )
+from quintain_host.host import Host
 from quintain_view.trajectory_files import read_trajectory, trajectory_names
 from quintain_view.trajectory_page import RunState
-from support.target_placements import scripted_target_class
-from support.thread_host import ThreadHost, thread_host
+from support.target_placements import TargetScript, scripted_target_class
 from support.waiting import wait_until
 
 Emit = Callable[[Any], None]
@@ -43,13 +46,32 @@ async def converse(target: Any, emit: Emit, send: Send) -> None:
     emit(target.observation_event(getattr(response, "value", "as it was")))
 
 
+@dataclass
+class BotHost:
+    """A host of two slots, whose bots do what the script says."""
+
+    memory: MemoryBroker = field(default_factory=MemoryBroker)
+    script: TargetScript = converse
+    instances: list[Any] = field(default_factory=list)
+
+    def make(self) -> Any:
+        self.instances.append(Bot(self.script))
+        return self.instances[-1]
+
+    def lease(self, name: str = "bot", **options: Any) -> AbstractAsyncContextManager[LeasedTarget]:
+        return quintain.lease(name, memory=self.memory, **options)
+
+
 @pytest.fixture
-def host(broker_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[ThreadHost]:
-    """A host of two slots."""
-    monkeypatch.setenv("QUINTAIN_BROKER_URL", broker_url)
-    with thread_host(broker_url, slots=2) as host:
-        host.serve(lambda: Bot(converse))
-        yield host
+async def host() -> AsyncIterator[BotHost]:
+    bots = BotHost()
+    bus = bots.memory.connect()
+    host = Host(bus, "bot", bots.make, 2)
+    await host.start()
+    yield bots
+    await host.stop(0)
+    await bus.close()
+    bots.memory.close()
 
 
 async def inject(event: Any) -> EventResponse:
@@ -64,8 +86,8 @@ def in_words(trajectory: quintain.FilteredTrajectory) -> list[str]:
     ]
 
 
-async def test_a_target_is_configured_run_queried_and_reset(host: ThreadHost) -> None:
-    async with quintain.lease(host.name) as target:
+async def test_a_target_is_configured_run_queried_and_reset(host: BotHost) -> None:
+    async with host.lease() as target:
         assert [spec.name for spec in target.config_specs] == ["persona"]
         assert [spec.name for spec in target.query_specs] == ["runs"]
         await target.set_config("persona", "terse")
@@ -86,17 +108,17 @@ async def test_a_target_is_configured_run_queried_and_reset(host: ThreadHost) ->
     assert host.instances[-1].torn_down
 
 
-async def test_three_tasks_on_two_slots_wait_without_blocking_the_loop(host: ThreadHost) -> None:
+async def test_three_tasks_on_two_slots_wait_without_blocking_the_loop(host: BotHost) -> None:
     async def dwell(target: Any, emit: Emit, send: Send) -> None:
         await asyncio.sleep(0.3)
         await converse(target, emit, send)
 
-    host.serve(lambda: Bot(dwell))
+    host.script = dwell
     running = peak = 0
 
     async def attack() -> list[str]:
         nonlocal running, peak
-        async with quintain.lease(host.name, scope="user") as target:
+        async with host.lease(scope="user") as target:
             running += 1
             peak = max(peak, running)
             trajectory = await target.run(on_event=inject)
@@ -108,20 +130,7 @@ async def test_three_tasks_on_two_slots_wait_without_blocking_the_loop(host: Thr
     assert peak == 2
 
 
-async def test_leases_share_a_connection(host: ThreadHost, broker_url: str) -> None:
-    thread = await asyncio.to_thread(ConnectionThread, broker_url)
-    try:
-        async with (
-            quintain.lease(host.name, connection=thread) as one,
-            quintain.lease(host.name, connection=thread) as other,
-        ):
-            trajectories = await asyncio.gather(one.run(on_event=inject), other.run())
-        assert [in_words(each)[1] for each in trajectories] == ["put in", "left"]
-    finally:
-        await asyncio.to_thread(thread.close)
-
-
-async def test_the_scope_decides_what_is_asked_and_what_is_seen(host: ThreadHost) -> None:
+async def test_the_scope_decides_what_is_asked_and_what_is_seen(host: BotHost) -> None:
     asked: list[Event] = []
 
     async def attack(event: Event) -> EventResponse | None:
@@ -130,7 +139,7 @@ async def test_the_scope_decides_what_is_asked_and_what_is_seen(host: ThreadHost
 
     # Another object of the same path: a scope is never silently that of nothing.
     mine = SecurityDomainTag("tools", SecurityDomainTag("root"))
-    async with quintain.lease(host.name, scope=mine, read_only=["user"]) as target:
+    async with host.lease(scope=mine, read_only=["user"]) as target:
         trajectory = await target.run(on_event=attack)
         assert target.scope == {mine}
         assert all(tag is mine for tag in target.scope)
@@ -144,30 +153,30 @@ async def test_the_scope_decides_what_is_asked_and_what_is_seen(host: ThreadHost
     assert scope_includes(target.scope, shown.security_domain)
 
 
-async def test_a_tag_that_the_target_does_not_have_is_refused_and_the_slot_is_free_again(host: ThreadHost) -> None:
+async def test_a_tag_that_the_target_does_not_have_is_refused_and_the_slot_is_free_again(host: BotHost) -> None:
     for _ in range(3):
         with pytest.raises(ConfigError, match="has no tag mail.*it has root, root/user, root/tools"):
-            async with quintain.lease(host.name, scope=["user", "mail"]):
+            async with host.lease(scope=["user", "mail"]):
                 pass
-    async with quintain.lease(host.name, read_only="user"):
+    async with host.lease(read_only="user"):
         pass
 
 
-async def test_a_target_without_a_slot_for_a_session_is_given_none(host: ThreadHost) -> None:
+async def test_a_target_without_a_slot_for_a_session_is_given_none(host: BotHost) -> None:
     terms = ChildSessionPolicy(targets=["model"], token=SessionToken.mint().text)
     with pytest.raises(ConfigError, match="declares no configuration slot 'quintain_session'"):
-        async with quintain.lease(host.name, child_session=terms):
+        async with host.lease(child_session=terms):
             pass
 
 
-async def test_a_second_run_at_the_same_time_is_refused(host: ThreadHost) -> None:
+async def test_a_second_run_at_the_same_time_is_refused(host: BotHost) -> None:
     asked, answer = asyncio.Event(), asyncio.Event()
 
     async def wait(event: Event) -> None:
         asked.set()
         await answer.wait()
 
-    async with quintain.lease(host.name) as target:
+    async with host.lease() as target:
         run = asyncio.create_task(target.run(on_event=wait))
         await asked.wait()
         with pytest.raises(RuntimeError, match="goes on"):
@@ -176,8 +185,8 @@ async def test_a_second_run_at_the_same_time_is_refused(host: ThreadHost) -> Non
         assert in_words(await run)[-1] == "as it was"
 
 
-async def test_each_run_is_recorded_for_the_view(host: ThreadHost, tmp_path: Path) -> None:
-    async with quintain.lease(host.name, trajectories=tmp_path) as target:
+async def test_each_run_is_recorded_for_the_view(host: BotHost, tmp_path: Path) -> None:
+    async with host.lease(trajectories=tmp_path) as target:
         for title in ("first", "second"):
             await target.run(on_event=inject, title=title)
     records = [read_trajectory(tmp_path, name) for name in reversed(trajectory_names(tmp_path))]
@@ -188,20 +197,20 @@ async def test_each_run_is_recorded_for_the_view(host: ThreadHost, tmp_path: Pat
 
 
 async def test_a_name_that_nobody_serves_and_a_slot_that_is_not_free_in_time_are_errors(
-    host: ThreadHost, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    host: BotHost, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("quintain.controller.leased_target.WAITING_SECONDS", 0.5)
     with pytest.raises(NoAnswer, match="No host serves target 'nobody'"):
-        async with quintain.lease("nobody"):
+        async with host.lease("nobody"):
             pass
-    async with quintain.lease(host.name), quintain.lease(host.name) as second:
+    async with host.lease(), host.lease() as second:
         soon = TargetTimeouts(slot_seconds=0.5)
         with pytest.raises(NoAnswer):
-            async with quintain.lease(host.name, timeouts=soon):
+            async with host.lease(timeouts=soon):
                 pass
 
         async def third() -> str:
-            async with quintain.lease(host.name) as target:
+            async with host.lease() as target:
                 return target.host_id
 
         with caplog.at_level(logging.WARNING, "quintain.controller"):
@@ -211,19 +220,19 @@ async def test_a_name_that_nobody_serves_and_a_slot_that_is_not_free_in_time_are
     assert await waiting == second.host_id
 
 
-async def test_who_stops_waiting_for_a_slot_leaves_it_to_the_others(host: ThreadHost) -> None:
+async def test_who_stops_waiting_for_a_slot_leaves_it_to_the_others(host: BotHost) -> None:
     async def wait() -> None:
-        async with quintain.lease(host.name):
+        async with host.lease():
             raise AssertionError("nobody waits for this instance")
 
-    async with quintain.lease(host.name), quintain.lease(host.name):
+    async with host.lease(), host.lease():
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(wait(), 0.5)
-    async with quintain.lease(host.name), quintain.lease(host.name):
+    async with host.lease(), host.lease():
         pass
 
 
-async def test_a_cancelled_attack_gives_its_slot_back(host: ThreadHost) -> None:
+async def test_a_cancelled_attack_gives_its_slot_back(host: BotHost) -> None:
     asked = asyncio.Event()
 
     async def wait(event: Event) -> None:
@@ -231,7 +240,7 @@ async def test_a_cancelled_attack_gives_its_slot_back(host: ThreadHost) -> None:
         await asyncio.Event().wait()
 
     async def attack() -> None:
-        async with quintain.lease(host.name) as target:
+        async with host.lease() as target:
             await target.run(on_event=wait)
 
     for _ in range(3):
