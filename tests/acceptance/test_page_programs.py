@@ -1,6 +1,6 @@
 """The Python programs of README.md and the guides, run as printed before a gateway.
 
-The others of docs/targets.md need superred: tests/superred/test_target_page.py. That of docs/protocol.md needs a
+The others of docs/targets.md need superred: tests/superred/test_superreds_suite.py. That of docs/protocol.md needs a
 broker: tests/integration/test_protocol_page.py. That of docs/tutorial.md is a part of it: test_tutorial.py.
 """
 
