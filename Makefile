@@ -50,7 +50,7 @@ flood: $(ready)  ## floods of large messages by a user without a session, with t
 fuzz: $(ready)   ## hostile messages, bodies and requests to every consumer and route: more, and others each time
 	$(bin)/pytest --hypothesis-profile=long tests/unit/test_fuzz_consumers.py tests/unit/gateway \
 	  tests/integration/test_hostile_operations.py tests/integration/test_hostile_amqp.py $(ARGS)
-browser: $(ready)  ## all pages in Chromium, also during a run over RabbitMQ; says how soon each showed what happened
+browser: $(ready)  ## all pages in Chromium
 	$(bin)/pytest tests/browser $(ARGS)
 docs: $(ready)   ## build docs/ as a site into site/html, and check every link
 	cd docs && ../$(bin)/python -m generate.site

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, BrowserContext, expect
 
-from support.browser import ViewPage, running_browser, start_view, visit
+from support.browser import ViewPage, running_browser, start_view, visit, watched_page
 from support.command_line import CommandLine
 from support.servers.errors import ServerUnavailable
 
@@ -34,10 +34,18 @@ def address(shell: CommandLine) -> str:
     return start_view(shell)
 
 
-@pytest.fixture
-def visitor(browser: Browser, address: str) -> Iterator[ViewPage]:
-    """A browser that entered there; at the end nothing has gone wrong in its pages."""
+@pytest.fixture(scope="module")
+def visited(browser: Browser, address: str) -> Iterator[BrowserContext]:
+    """A browser that entered there."""
     with browser.new_context(viewport={"width": 1280, "height": 800}) as context:
-        one = visit(context, address)
-        yield one
-        assert one.problems == []
+        visit(context, address).page.close()
+        yield context
+
+
+@pytest.fixture
+def visitor(visited: BrowserContext, address: str) -> Iterator[ViewPage]:
+    """A new page of that browser; at the end nothing has gone wrong in it."""
+    one = watched_page(visited, address)
+    yield one
+    one.page.close()
+    assert one.problems == []

@@ -71,7 +71,8 @@ def test_each_link_of_each_page_has_a_name_and_no_page_is_wider_than_a_telephone
     # Decisions are prose, of which one page shows all; to open each of them takes a third of the time.
     paths = sorted({*pages.rglob("*.html")} - {*pages.glob("decisions/*-*.html")})
     assert {pages / path for path in KINDS} < set(paths)
-    with browser.new_context(viewport={"width": 390, "height": 800}) as context:
+    # Nor do the pages' scripts change it: the search, copying, the choice of a scheme.
+    with browser.new_context(viewport={"width": 390, "height": 800}, java_script_enabled=False) as context:
         page = context.new_page()
         for path in paths:
             page.goto(path.as_uri())  # without a server, which takes twice as long

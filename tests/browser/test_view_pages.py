@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, Page, Route, expect
 from quintain_runner.results.labels import read_notes
 from quintain_runner.results.row import Row, RowCase
 from quintain_view.html_report import write_html_report
-from support.browser import ViewPage, start_view, visit
+from support.browser import ViewPage, start_view, visit, watched_page
 from support.command_line import CommandLine, command_line
 from support.results_folder import HOSTILE, errored_row, graded_row, hostile_row, sample_trajectory, write_results
 
@@ -58,18 +58,16 @@ def test_no_page_is_wider_than_a_telephone(visitor: ViewPage) -> None:
         assert page.evaluate("document.documentElement.scrollWidth") <= 390, path
 
 
-def test_the_token_is_taken_out_of_the_address_and_without_it_nothing_is_shown(
-    visitor: ViewPage, browser: Browser
-) -> None:
-    assert "token" not in visitor.page.url
+def test_the_token_is_taken_out_of_the_address_and_without_it_nothing_is_shown(address: str, browser: Browser) -> None:
     with browser.new_context() as stranger:
-        page = stranger.new_page()
-        answer = page.goto(f"{visitor.origin}/run/after")
+        one = watched_page(stranger, address)
+        answer = one.page.goto(f"{one.origin}/run/after")
         assert answer is not None
         assert answer.status == 401
-        assert "case-001" not in page.content()
-        page.goto(f"{visitor.origin}/#token=wrong")
-        expect(page.locator("#enter-message")).to_contain_text("start quintain view again")
+        assert "case-001" not in one.page.content()
+        one.page.goto(f"{one.origin}/#token=wrong")
+        expect(one.page.locator("#enter-message")).to_contain_text("start quintain view again")
+        assert "token" not in visit(stranger, address).page.url
 
 
 def press(page: Page, key: str) -> None:

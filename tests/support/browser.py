@@ -88,13 +88,18 @@ def watch_problems(one: ViewPage) -> None:
     page.on("console", lambda line: one.problems.append(line.text) if "Content Security Policy" in line.text else None)
 
 
+def watched_page(context: BrowserContext, address: str) -> ViewPage:
+    """A new page for the server of an address that the command printed."""
+    one = ViewPage(address.split("/#", maxsplit=1)[0], context.new_page())
+    watch_problems(one)
+    return one
+
+
 def visit(context: BrowserContext, address: str) -> ViewPage:
     """Open the address that the command printed, in a new page of this context, and wait until it shows the runs."""
-    page = context.new_page()
-    one = ViewPage(address.split("/#", maxsplit=1)[0], page)
-    watch_problems(one)
-    page.goto(address)
-    page.get_by_role("heading", name="Runs").wait_for()
+    one = watched_page(context, address)
+    one.page.goto(address)
+    one.page.get_by_role("heading", name="Runs").wait_for()
     return one
 
 
