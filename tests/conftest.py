@@ -21,6 +21,7 @@ import pytest
 from hypothesis import settings
 
 from quintain.settings import environment
+from support.command_line import command_server
 from support.servers.chooser import running_server
 from support.servers.container import require_engine
 from support.servers.errors import ServerUnavailable
@@ -84,6 +85,8 @@ _POSTGRES = pytest.StashKey[SharedServer[PostgresAdmin]]()
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Summary(config), "quintain-summary")
+    if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
+        command_server()  # before the processes of pytest-xdist, which share it: it imports all packages
 
 
 @pytest.hookimpl(wrapper=True)

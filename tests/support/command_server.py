@@ -33,6 +33,9 @@ PRELOADED = (
     "quintain_worker",
 )
 
+#: Where the server listens that all processes of pytest-xdist share.
+SERVER_VARIABLE = "QUINTAIN_TEST_COMMANDS"
+
 #: How lengths, process ids and exit codes go over the socket.
 _NUMBER = struct.Struct("!i")
 
@@ -84,11 +87,14 @@ class ForkedProcess:
 
 
 class CommandServer:
-    """The client of one server process, which ends with this process."""
+    """A client of a server process: of the one that the environment names, else of its own, which ends with it."""
 
     def __init__(self) -> None:
+        if (path := os.environ.get(SERVER_VARIABLE)) is not None:
+            self._path = path
+            return
         self._folder = tempfile.TemporaryDirectory(prefix="quintain-commands-")
-        self._path = str(Path(self._folder.name) / "socket")
+        self._path = os.environ[SERVER_VARIABLE] = str(Path(self._folder.name) / "socket")
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(self._path)
         listener.listen(64)
