@@ -1,8 +1,7 @@
-"""The parts of the benchmarks: a client's line, the closed loop, CPU of processes, the page's parts, and its plots."""
+"""The parts of the benchmarks: CPU of processes, the page's parts, and its plots."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import subprocess
@@ -10,23 +9,13 @@ import sys
 
 import pytest
 
-from closed_loop import Round, at_once, measure
+from closed_loop import Round
 from harness import Result, cpu_seconds, results_of
 from plots import PLOTS, cpu_by_process, rate
 from report import FOLDER, PAGE, PEERS, RESULTS, Report, page_part
 
 FAST = Round(300, 1.0, 2.5, 9.0, {"client": 100, "broker": 200})
 SLOW = Round(100, 1.0, 7.5, 12.0, {"client": 300, "broker": 400})
-
-
-async def test_every_caller_makes_a_call_and_calls_at_once_are_counted() -> None:
-    made = []
-
-    async def call() -> None:
-        made.append(await asyncio.sleep(0))
-
-    found = await measure(at_once(call, 3), in_flight=5, seconds=0, weight=3)
-    assert found.calls == len(made) == 15
 
 
 #: It starts a process that uses 0.2 s and ends, says so, and waits.

@@ -65,12 +65,39 @@ def test_every_command_has_a_section_with_all_its_options(pages: Path) -> None:
         assert [word for word in options if f"`{word}" not in section and f", {word}" not in section] == [], name
 
 
-@pytest.mark.parametrize("name", ["evaluation", "configuration"])
-def test_every_key_of_a_file_is_there(pages: Path, name: str) -> None:
-    schema = recorded({"evaluation": "evaluation_schema", "configuration": "config_schema"}[name])
-    keys = sorted(set(keys_of(schema)) - {"name", "targets"} if name == "configuration" else set(keys_of(schema)))
-    assert keys
-    assert missing(pages / f"reference/{name}-file.md", keys) == []
+def words_of_pages() -> dict[str, set[str]]:
+    """What is recorded of the code, by the page that has to name it."""
+    errors, run = recorded("errors"), " ".join(recorded("commands")["quintain run"]).split()
+    faults = {name: one["code"] for name, one in errors["faults"].items() if name != "Fault"}
+    suffixes = {"counter": "_total", "info": "_info"}
+    metrics = [one for service in recorded("metrics").values() for one in service]
+    return {
+        "reference/evaluation-file.md": {*keys_of(recorded("evaluation_schema"))},
+        "reference/configuration-file.md": {*keys_of(recorded("config_schema"))} - {"name", "targets"},
+        "reference/environment.md": {*environment.MEANINGS},
+        "reference/errors.md": {*faults, *faults.values(), *errors["bases"]} - {"Fault"},
+        "reference/metrics.md": {one["name"] + suffixes.get(one["type"], "") for one in metrics},
+        "evaluation.md": {
+            *recorded("evaluation_schema")["properties"],
+            *(word for word in run if word.startswith("--") and word != "--help"),
+        },
+    }
+
+
+def test_each_page_names_all_that_is_recorded(pages: Path) -> None:
+    words = words_of_pages()
+    assert all(words.values())
+    assert {page: lacks for page, named in words.items() if (lacks := missing(pages / page, sorted(named)))} == {}
+
+
+def test_every_exit_code_has_a_row(pages: Path) -> None:
+    codes = recorded("exit_codes")
+    of_commands = {*map(str, codes["of a command"])}
+    for page, numbers in {
+        "reference/exit-codes.md": of_commands | {*map(str, codes["of an error"].values())},
+        "evaluation.md": of_commands,
+    }.items():
+        assert numbers <= {*re.findall(r"^\| (\d+) \|", (pages / page).read_text(), re.MULTILINE)}, page
 
 
 def test_every_key_has_a_meaning(pages: Path) -> None:
@@ -83,37 +110,10 @@ def test_every_key_has_a_meaning(pages: Path) -> None:
         assert without <= set(recorded("config_schema")["$defs"]["TargetSettings"]["properties"])
 
 
-def test_every_variable_that_is_read_has_a_meaning(pages: Path) -> None:
+def test_every_variable_that_is_read_has_a_meaning() -> None:
     read = {name for name in recorded("environment")["asked"] if not name.startswith("QUINTAIN_TEST_")}
     variables = {name for name in read if name.removesuffix("_FILE") not in read - {name}}
     assert variables == set(environment.MEANINGS)
-    assert missing(pages / "reference/environment.md", sorted(variables)) == []
-
-
-def test_every_error_and_exit_code_is_there(pages: Path) -> None:
-    errors = recorded("errors")
-    names = {*errors["faults"], *errors["bases"]} - {"Fault"}
-    codes = {one["code"] for name, one in errors["faults"].items() if name != "Fault"}
-    assert missing(pages / "reference/errors.md", sorted(names | codes)) == []
-    numbers = {*recorded("exit_codes")["of a command"], *recorded("exit_codes")["of an error"].values()}
-    rows = set(re.findall(r"^\| (\d+) \|", (pages / "reference/exit-codes.md").read_text(), re.MULTILINE))
-    assert {str(number) for number in numbers} <= rows
-
-
-def test_the_reference_of_evaluations_has_every_key_and_option_and_exit_code() -> None:
-    page = REPOSITORY / "docs" / "evaluation.md"
-    keys = sorted(recorded("evaluation_schema")["properties"])
-    words = [word for names in recorded("commands")["quintain run"] for word in names.split()]
-    options = [word for word in words if word.startswith("--") and word != "--help"]
-    assert missing(page, keys + options) == []
-    rows = set(re.findall(r"^\| (\d+) \|", page.read_text(), re.MULTILINE))
-    assert {str(number) for number in recorded("exit_codes")["of a command"]} <= rows
-
-
-def test_every_metric_is_there(pages: Path) -> None:
-    suffixes = {"counter": "_total", "info": "_info"}
-    names = {one["name"] + suffixes.get(one["type"], "") for metrics in recorded("metrics").values() for one in metrics}
-    assert missing(pages / "reference/metrics.md", sorted(names)) == []
 
 
 def test_the_picture_of_a_call_has_every_state_and_every_event_that_moves_it() -> None:
