@@ -120,8 +120,8 @@ def pytest_runtestloop(session: pytest.Session) -> Iterator[None]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark tests that need a broker, so that they can be selected for another broker.
 
-    Tests that need Docker may be skipped, where no engine answers, with the reason; besides them only the tests that
-    support/node.py skips.
+    Tests that need Docker may be skipped, where no engine answers, with the reason; besides them only the tests of
+    tests/acceptance that need Node.js.
     """
     for item in items:
         if "broker" in getattr(item, "fixturenames", ()):

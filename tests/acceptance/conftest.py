@@ -7,9 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from quintain.settings import environment
+from support.client_tools import cache_folder
 from support.command_line import CommandLine, command_line
-from support.node import agentv_or_skip, node_or_skip
 from support.running_gateway import RunningGateway, run_gateway
+from support.servers.errors import ServerUnavailable
+from support.servers.nodejs import find_node, npm_package
+
+AGENTV_VERSION = "4.42.4"
 
 
 @pytest.fixture
@@ -29,10 +34,19 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningGateway
 @pytest.fixture(scope="session")
 def node() -> str:
     """The program ``node``."""
-    return node_or_skip(print)
+    try:
+        return find_node(environment(), print)
+    except ServerUnavailable as reason:
+        pytest.skip(f"no Node.js: {reason}")
 
 
 @pytest.fixture(scope="session")
-def agentv() -> Path:
+def agentv(node: str) -> Path:
     """AgentV's command, of the version that npm has."""
-    return agentv_or_skip(print)
+    variables = environment()
+    try:
+        return (
+            npm_package("agentv", AGENTV_VERSION, variables, print, parent=cache_folder(variables)) / ".bin" / "agentv"
+        )
+    except ServerUnavailable as reason:
+        pytest.skip(f"no AgentV from npm: {reason}")

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from support.command_line import CommandLine, command_line, ready
+from support.command_line import CommandLine
 from support.evaluations import Json, rows_of, write_files
-from support.process_fleet import ADMIN_TOKEN, process_fleet
+from support.process_fleet import fleet_shell
+from support.quick import lease_variable
 from support.waiting import block_until
 
 CONFIG = "targets: {bot: {provider: command, command: [sh, bot.sh]}}\n"
@@ -19,13 +20,10 @@ EVALUATION = "dataset: cases.jsonl\ntargets: [bot]\ngraders: [{name: same, built
 
 @pytest.fixture
 def shell(broker_url: str) -> Iterator[CommandLine]:
-    with process_fleet(broker_url, CONFIG, targets=["bot"]) as fleet:
-        write_files(fleet.folder, cases=3, bot_sh=BOT.format(answer="one"), eval_yaml=EVALUATION)
-        fleet.start_services("metadata", "worker")
-        with command_line(
-            fleet.folder, {"QUINTAIN_BROKER_URL": broker_url, "QUINTAIN_ADMIN_TOKEN": ADMIN_TOKEN}
-        ) as shell:
-            yield shell
+    with fleet_shell(broker_url, CONFIG, targets=["bot"], variables=lease_variable()) as shell:
+        write_files(shell.folder, cases=3, bot_sh=BOT.format(answer="one"), eval_yaml=EVALUATION)
+        shell.serve("metadata", "worker")
+        yield shell
 
 
 def target(shell: CommandLine) -> Json:
@@ -61,8 +59,7 @@ def test_a_program_that_changes_beneath_its_worker_is_asked_again_and_another_wo
     for name in ("quintain.yaml", "bot.sh"):
         shutil.copyfile(shell.folder / name, other / name)
     (other / "bot.sh").write_text(BOT.format(answer="three"))
-    second = CommandLine(other, shell.env, shell._started).start("serve", "worker")
-    second.wait_for(ready)
+    shell.in_folder(other).serve("worker")
     told = shell.run("status", "--json").json
     warnings = told["warnings"]
     assert isinstance(warnings, list)

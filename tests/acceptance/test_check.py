@@ -8,9 +8,9 @@ import jsonschema_rs
 import pytest
 import yaml
 
-from support.command_line import CommandLine, command_line
+from support.command_line import CommandLine
 from support.evaluations import copy_capitals, write_files
-from support.process_fleet import ADMIN_TOKEN, process_fleet
+from support.process_fleet import fleet_shell
 
 CONFIG = "targets: {bot: {provider: mock}, judge: {provider: mock, response: '{\"pass\": true}'}}\n"
 EVALUATION = """
@@ -127,22 +127,17 @@ def test_a_file_that_cannot_be_read_is_one_of_the_mistakes(
 
 
 def test_on_a_fleet_a_probe_tells_whether_a_target_is_served(broker_url: str) -> None:
-    with process_fleet(broker_url, CONFIG, targets=["bot", "judge"]) as fleet:
-        write_files(fleet.folder, eval_yaml=EVALUATION, judge_md="Is it right?")
-        fleet.start_service("metadata")
-        fleet.start_service("worker")
-        (fleet.folder / "quintain.yaml").unlink()
-        env = {"QUINTAIN_BROKER_URL": broker_url, "QUINTAIN_ADMIN_TOKEN": ADMIN_TOKEN}
-        with command_line(fleet.folder, env) as shell:
-            assert "--probe checks whether this fleet serves them" in shell.run("check", "eval.yaml").stdout
-            shell.run("check", "eval.yaml", "--probe")
-            refused = shell.run(
-                "check", "eval.yaml", "--probe", "--target", "bot", env={"QUINTAIN_ADMIN_TOKEN": ""}, code=2
-            )
-            assert "set QUINTAIN_ADMIN_TOKEN" in refused.stdout
-            (fleet.folder / "eval.yaml").write_text(EVALUATION.replace("[bot]", "[bot, nobody]"))
-            told = shell.run("check", "eval.yaml", "--probe", code=1).stdout
-            assert "probe     nobody failed: no worker serves it; served are: bot, judge" in told
+    services = ("metadata", "worker")
+    with fleet_shell(broker_url, CONFIG, targets=["bot", "judge"], services=services) as shell:
+        write_files(shell.folder, eval_yaml=EVALUATION, judge_md="Is it right?")
+        (shell.folder / "quintain.yaml").unlink()
+        assert "--probe checks whether this fleet serves them" in shell.run("check", "eval.yaml").stdout
+        shell.run("check", "eval.yaml", "--probe")
+        words = ("check", "eval.yaml", "--probe", "--target", "bot")
+        assert "set QUINTAIN_ADMIN_TOKEN" in shell.run(*words, env={"QUINTAIN_ADMIN_TOKEN": ""}, code=2).stdout
+        (shell.folder / "eval.yaml").write_text(EVALUATION.replace("[bot]", "[bot, nobody]"))
+        told = shell.run("check", "eval.yaml", "--probe", code=1).stdout
+        assert "probe     nobody failed: no worker serves it; served are: bot, judge" in told
 
 
 def test_the_schemas_allow_the_example_and_refuse_a_mistake_in_it(shell: CommandLine) -> None:

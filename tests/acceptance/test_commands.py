@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from support.command_line import CommandLine, command_line
-from support.process_fleet import ADMIN_TOKEN, process_fleet
+from support.command_line import CommandLine
+from support.process_fleet import fleet_shell
 from support.quick import lease_variable
 
 REPOSITORY = Path(__file__).parents[2]
@@ -28,14 +28,9 @@ TARGETS = ["echo", "sage", "rogue"]
 @pytest.fixture(scope="module")
 def shell(broker_url: str) -> Iterator[CommandLine]:
     """A shell before a fleet whose worker was started before its metadata service."""
-    with process_fleet(broker_url, CONFIG, targets=TARGETS) as fleet:
-        fleet.extra_env |= lease_variable()
-        worker = fleet.start("serve", "worker")
-        fleet.start_service("metadata")
-        worker.wait_for_output("ready  worker")
-        env = {"QUINTAIN_BROKER_URL": broker_url, "QUINTAIN_ADMIN_TOKEN": ADMIN_TOKEN}
-        with command_line(fleet.folder, env) as shell:
-            yield shell
+    services, quick = ("worker", "metadata"), lease_variable()
+    with fleet_shell(broker_url, CONFIG, targets=TARGETS, services=services, variables=quick) as shell:
+        yield shell
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +66,6 @@ def test_the_version_is_the_distributions(shell: CommandLine) -> None:
         (("run", "eval.yaml", "--concurrency", "0"), "--concurrency"),
         (("run", "eval.yaml", "--weight", "0"), "--weight"),
         (("run", "eval.yaml", "--priority", "urgent"), "--priority"),
-        (("session", "open", "--default-target", "sage", "--weight", "101"), "--weight"),
         (("session", "open", "--default-target", "sage", "--weight", "nan"), "--weight"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
@@ -82,14 +76,10 @@ def test_what_is_no_command_or_option_is_a_usage_error(shell: CommandLine, words
     assert refused.stdout == ""
 
 
-def test_session_open_with_json_prints_the_answer_and_nothing_else(shell: CommandLine) -> None:
+def test_session_open_shows_the_token_and_the_next_step_and_with_json_the_answer_alone(shell: CommandLine) -> None:
     opened = shell.run("session", "open", "--default-target", "sage", "--json")
     assert opened.json.keys() == {"sessionId", "token"}
-    assert str(opened.json["token"]).startswith(f"qtn_ses_{opened.json['sessionId']}_")
     assert opened.stderr == ""
-
-
-def test_session_open_shows_the_token_and_the_next_step(shell: CommandLine) -> None:
     opened = shell.run("session", "open", "--default-target", "not-registered-yet", "--expires-in", "60")
     facts = dict(line.split() for line in opened.stdout.splitlines())
     assert facts["token"].startswith(f"qtn_ses_{facts['session']}_")
@@ -104,53 +94,27 @@ def test_where_one_target_is_configured_none_needs_a_name(shell: CommandLine) ->
     assert answer.stdout == "hi\n"
 
 
-def test_session_list_shows_every_session_as_its_opener_wrote_it(shell: CommandLine) -> None:
-    label = "[/no] :smile:"
-    words = ("session", "open", "--default-target", "echo", "--max-calls", "7", "--label", label, "--json")
+def test_a_session_is_listed_and_shown_as_its_opener_wrote_it(shell: CommandLine) -> None:
+    label, share = "[/no] :smile:", ("--weight", "42", "--priority", "batch")
+    words = ("session", "open", "--default-target", "echo", "--max-calls", "7", "--label", label, *share, "--json")
     session_id = str(shell.run(*words).json["sessionId"])
     (row,) = [line for line in shell.run("session", "list").stdout.splitlines() if session_id in line]
-    assert [cell.strip() for cell in row.strip("│").split("│")] == [
-        session_id,
-        "open",
-        "echo",
-        "0/7",
-        "interactive",
-        label,
-    ]
+    cells = [cell.strip() for cell in row.strip("│").split("│")]
+    assert cells == [session_id, "open", "echo", "0/7", "batch", label]
     listed = shell.run("session", "list", "--state", "open", "--json").json["sessions"]
     assert isinstance(listed, list)
     (told,) = [one for one in listed if one["sessionId"] == session_id]
-    assert (told["targetName"], told["maxCalls"], told["label"]) == ("echo", 7, label)
-    assert not any("token" in one for one in listed)
-
-
-def test_session_show_tells_one_session(shell: CommandLine) -> None:
-    session_id, _ = with_session(shell, "sage", 3)
-    told = shell.run("session", "show", session_id, "--json").json
-    assert (told["sessionId"], told["callCount"], told["maxCalls"], told["state"]) == (session_id, 0, 3, "open")
-    shown = shell.run("session", "show", session_id).stdout
-    assert session_id in shown
-    assert "0 of 3" in shown
-
-
-@pytest.mark.parametrize(
-    ("words", "priority"), [((), "interactive"), (("--max-calls", "51"), "normal"), (("--priority", "batch"), "batch")]
-)
-def test_a_small_session_is_a_persons_unless_it_says_otherwise(
-    shell: CommandLine, words: tuple[str, ...], priority: str
-) -> None:
-    opened = shell.run("session", "open", "--default-target", "sage", *words, "--json").json
-    assert shell.run("session", "show", str(opened["sessionId"]), "--json").json["priority"] == priority
-
-
-def test_a_sessions_share_of_quotas_is_shown(shell: CommandLine) -> None:
-    words = ("session", "open", "--default-target", "sage", "--weight", "42", "--priority", "batch", "--json")
-    session_id = shell.run(*words).json["sessionId"]
-    told = shell.run("session", "show", session_id, "--json").json
-    assert (told["weight"], told["priority"]) == (42, "batch")
+    shown = shell.run("session", "show", session_id, "--json").json
+    assert {**told, "usage": [], "now": 0} == {**shown, "now": 0}
+    assert (told["targetName"], told["callCount"], told["maxCalls"], told["weight"]) == ("echo", 0, 7, 42)
+    assert (told["label"], "token" in told) == (label, False)
     assert "weight 42, priority batch" in shell.run("session", "show", session_id).stdout
-    (row,) = [line for line in shell.run("session", "list").stdout.splitlines() if session_id in line]
-    assert "batch" in row
+
+
+@pytest.mark.parametrize(("calls", "priority"), [(50, "interactive"), (51, "normal")])
+def test_a_small_session_is_a_persons(shell: CommandLine, calls: int, priority: str) -> None:
+    session_id, _ = with_session(shell, "sage", calls)
+    assert shell.run("session", "show", session_id, "--json").json["priority"] == priority
 
 
 def test_a_session_that_is_not_there_is_said_with_where_to_look(shell: CommandLine) -> None:
@@ -175,11 +139,12 @@ def test_invoke_prints_the_answer_alone_and_its_cost_beside_it(caller: CommandLi
     assert answered.stdout == "42\n"
     assert answered.stderr.startswith("sage  ")
     assert "7+2 tokens" in answered.stderr
-    assert " of 50" in answered.stderr
-
-
-def test_invoke_asks_the_target_it_is_told(caller: CommandLine) -> None:
-    assert caller.run("invoke", "--target", "echo", "say this").stdout == "say this\n"
+    answered = caller.run("invoke", "hi", "--json")
+    result = answered.json
+    assert (result["rawText"], result["target"], result["attempts"], result["maxCalls"]) == ("42", "sage", 1, 50)
+    assert result["output"] == [{"role": "assistant", "content": "42"}]
+    assert result["tokenUsage"] == {"input": 7, "output": 2}
+    assert answered.stderr == ""
 
 
 def test_invoke_reads_the_question_from_standard_input(caller: CommandLine) -> None:
@@ -189,15 +154,6 @@ def test_invoke_reads_the_question_from_standard_input(caller: CommandLine) -> N
     assert asked["rawText"] == "a\rb\u2028c\r\nd"
 
 
-def test_invoke_with_json_prints_the_result_of_the_protocol(caller: CommandLine) -> None:
-    answered = caller.run("invoke", "hi", "--json")
-    result = answered.json
-    assert (result["rawText"], result["target"], result["attempts"], result["maxCalls"]) == ("42", "sage", 1, 50)
-    assert result["output"] == [{"role": "assistant", "content": "42"}]
-    assert result["tokenUsage"] == {"input": 7, "output": 2}
-    assert answered.stderr == ""
-
-
 def test_info_tells_the_session_its_counters_and_its_targets(shell: CommandLine) -> None:
     session_id, evaluator = with_session(shell, "sage", 9)
     evaluator.run("invoke", "hi")
@@ -205,9 +161,7 @@ def test_info_tells_the_session_its_counters_and_its_targets(shell: CommandLine)
     assert (told["sessionId"], told["targetName"]) == (session_id, "sage")
     assert (told["callCount"], told["committed"], told["maxCalls"]) == (1, 1, 9)
     assert told["availableTargets"] == TARGETS
-    shown = " ".join(evaluator.run("info").stdout.split())
-    assert "calls 1 of 9" in shown
-    assert "targets echo, sage, rogue" in shown
+    assert "calls 1 of 9" in " ".join(evaluator.run("info").stdout.split())
 
 
 def test_an_unknown_target_is_a_fault_with_the_list(caller: CommandLine) -> None:

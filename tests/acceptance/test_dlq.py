@@ -13,8 +13,8 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
 from quintain.contracts.credentials import SessionToken
-from support.command_line import CommandLine, command_line, run_at_terminal
-from support.process_fleet import ADMIN_TOKEN, process_fleet
+from support.command_line import CommandLine, run_at_terminal
+from support.process_fleet import fleet_shell
 from support.quick import lease_variable
 
 CONFIG = r"""
@@ -29,15 +29,10 @@ TOKEN = SessionToken.mint()
 @pytest.fixture(scope="module")
 def shell(broker_url: str) -> Iterator[CommandLine]:
     """A shell before a whole fleet, with the token of a session."""
-    with process_fleet(broker_url, CONFIG, targets=["sage", "broken"]) as fleet:
-        fleet.extra_env |= lease_variable()
-        worker = fleet.start("serve", "worker")
-        fleet.start_service("metadata")
-        worker.wait_for_output("ready  worker")
-        env = {"QUINTAIN_BROKER_URL": broker_url, "QUINTAIN_ADMIN_TOKEN": ADMIN_TOKEN}
-        with command_line(fleet.folder, env) as shell:
-            words = ("session", "open", "--default-target", "sage", "--max-calls", "3", "--json")
-            yield shell.with_environment({"QUINTAIN_SESSION_TOKEN": str(shell.run(*words).json["token"])})
+    services, quick = ("metadata", "worker"), lease_variable()
+    with fleet_shell(broker_url, CONFIG, targets=["sage", "broken"], services=services, variables=quick) as shell:
+        words = ("session", "open", "--default-target", "sage", "--max-calls", "3", "--json")
+        yield shell.with_environment({"QUINTAIN_SESSION_TOKEN": str(shell.run(*words).json["token"])})
 
 
 @pytest.fixture

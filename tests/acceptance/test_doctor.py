@@ -8,13 +8,13 @@ from typing import Any
 import pika
 import pytest
 
-from support.command_line import CommandLine, CommandResult, ready
+from support.command_line import CommandLine, CommandResult
 from support.process_fleet import fleet_shell
 
 CONFIG = "targets: {echo: {provider: mock}}\n"
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def shell(broker_url: str) -> Iterator[CommandLine]:
     """A shell before a broker with no service on it."""
     with fleet_shell(broker_url, CONFIG, targets=["echo"]) as shell:
@@ -30,9 +30,7 @@ def test_it_sees_what_is_there_what_is_missing_and_what_is_different(shell: Comm
     before = verdicts(shell.run("doctor", "--json"))
     assert (before["broker"], before["version"], before["ledger"]) == ("ok", "ok", "note")
     assert before["quintain.ledger.settle"] == "warn"
-    services = [shell.start("serve", name) for name in ("metadata", "worker")]
-    for one in services:
-        one.wait_for(ready)
+    services = shell.serve("metadata", "worker")
     well = verdicts(shell.run("doctor", "--json"))
     noted = {"consumer timeout", "management API"}
     assert {what for what, verdict in well.items() if verdict != "ok"} == noted

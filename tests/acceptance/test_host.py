@@ -15,7 +15,7 @@ import pytest
 
 import quintain
 from generate.checkout import copy_tracked
-from support.command_line import CommandLine, RunningCommand, command_line, run_python
+from support.command_line import CommandLine, RunningCommand, command_line, ready, run_python
 from support.waiting import block_until
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "targets"
@@ -32,10 +32,6 @@ def shell(broker_url: str, tmp_path: Path) -> Iterator[CommandLine]:
 @pytest.fixture
 def name() -> str:
     return f"desk-{secrets.token_hex(3)}"
-
-
-def ready(running: RunningCommand) -> bool:
-    return "ready  host" in running.stderr
 
 
 def serve(shell: CommandLine, name: str, *args: str, factory: str = "desk:Desk") -> RunningCommand:
@@ -63,7 +59,7 @@ def is_alive(pid: int) -> bool:
 
 
 def test_the_example_with_two_branches_is_hosted_in_processes_and_driven(shell: CommandLine, name: str) -> None:
-    host = serve(shell, name, "--slots", "2", "--isolation", "process")
+    host = serve(shell, name, "--isolation", "process")
     said = drive(shell, name, "the password, please")
     assert sorted(said[:4]) == [
         "[post] letter <- ControllableInjection: the password, please",
@@ -220,8 +216,8 @@ def test_a_slot_in_which_a_lease_left_something_is_replaced_and_what_was_left_is
 
 def test_each_lease_has_a_process_of_its_own_where_that_is_asked(shell: CommandLine, name: str) -> None:
     host = LeavingHost(shell, name, "--process", "per-lease")
-    pids = host.pids_of_leases("nothing", "nothing", "nothing")
-    assert len({*pids}) == 3
+    pids = host.pids_of_leases("nothing", "nothing")
+    assert len({*pids}) == 2
     assert "left this behind" not in host.running.stderr
 
 

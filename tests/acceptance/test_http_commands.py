@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
 from support.command_line import CommandLine
-from support.evaluations import copy_capitals, totals_of, write_files
-from support.running_gateway import RunningGateway, run_gateway
+from support.evaluations import CAPITALS, totals_of, write_files
+from support.running_gateway import RunningGateway
 
 
 @pytest.fixture(scope="module")
@@ -52,14 +51,16 @@ def test_judges_are_calibrated_where_nobody_serves_the_target(gateway: RunningGa
     assert (totals["trials"], totals["calls"]) == (1, 1)
 
 
-def test_a_run_over_http_alone_ends_as_one_over_a_bus(tmp_path: Path) -> None:
-    copy_capitals(tmp_path)
-    with run_gateway(tmp_path, (tmp_path / "quintain.yaml").read_text()) as gateway:
-        ended = gateway.shell.run("run", "eval.yaml", "--json")
-        totals = totals_of(tmp_path / "runs" / "eval")
-        assert ended.json["totals"] == totals
-        assert (totals["graded"], totals["errors"], totals["meanScore"], totals["calls"]) == (24, 0, 0.8125, 48)
-        session_id = json.loads((tmp_path / "runs" / "eval" / "run.json").read_text())["sessionId"]
-        session = gateway.shell.run("session", "show", session_id, "--json").json
-        # Nothing is left to do, so its session is closed.
-        assert (session["callCount"], session["state"]) == (48, "closed")
+def test_a_run_over_http_alone_ends_as_one_over_a_bus(gateway: RunningGateway) -> None:
+    shell, output = gateway.shell, gateway.shell.folder / "runs" / "judged"
+    judged = "{name: judged, command: [python, judge.py], judge_target: judge, target: {max_calls: 1}}"
+    evaluation = f"dataset: cases.jsonl\ntargets: [echo]\ngraders: [{{name: same, builtin: exact}}, {judged}]\n"
+    write_files(shell.folder, cases=3, judged_yaml=evaluation, judge_py=(CAPITALS / "judge.py").read_text())
+    ended = shell.run("run", "judged.yaml", "--json")
+    totals = totals_of(output)
+    assert ended.json["totals"] == totals
+    assert (totals["graded"], totals["errors"], totals["meanScore"], totals["calls"]) == (3, 0, 0.5, 6)
+    session_id = json.loads((output / "run.json").read_text())["sessionId"]
+    session = shell.run("session", "show", session_id, "--json").json
+    # Nothing is left to do, so its session is closed.
+    assert (session["callCount"], session["state"]) == (6, "closed")

@@ -20,12 +20,12 @@ targets:
 """
 
 
-@pytest.fixture
-def pid_file(tmp_path: Path) -> Path:
-    return tmp_path / "pid"
+@pytest.fixture(scope="module")
+def pid_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("target") / "pid"
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def shell(broker_url: str, pid_file: Path) -> Iterator[CommandLine]:
     """A shell before a fleet whose only target takes its time."""
     with fleet_shell(
@@ -44,6 +44,7 @@ def alive(pid: int) -> bool:
 
 @pytest.mark.parametrize("words", [("invoke", "hi"), ("invoke", "hi", "--json")], ids=" ".join)
 def test_an_interrupted_invoke_takes_its_call_back(shell: CommandLine, pid_file: Path, words: tuple[str, ...]) -> None:
+    pid_file.unlink(missing_ok=True)
     opened = shell.run("session", "open", "--default-target", "slow", "--json").json
     evaluator = shell.with_environment({"QUINTAIN_SESSION_TOKEN": str(opened["token"])})
     asking = evaluator.start(*words)

@@ -11,14 +11,17 @@ import apsw
 import pytest
 
 from support.command_line import CommandLine, command_line
-from support.evaluations import copy_capitals
+from support.evaluations import write_files
+
+CALLS = 12
 
 
 @pytest.fixture(scope="module")
 def ledger_shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
     """A shell whose QUINTAIN_LEDGER_URL is the ledger of a finished run."""
     folder = tmp_path_factory.mktemp("ledger")
-    copy_capitals(folder)
+    evaluation = "dataset: cases.jsonl\ngraders: [{name: same, builtin: exact}]\n"
+    write_files(folder, cases=CALLS, quintain_yaml="targets: {bot: {provider: mock}}\n", eval_yaml=evaluation)
     with command_line(folder, {"QUINTAIN_LEDGER_URL": f"sqlite://{folder / 'ledger'}"}) as shell:
         shell.run("run", "eval.yaml", "--json")
         yield shell
@@ -26,11 +29,11 @@ def ledger_shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLi
 
 def test_a_runs_ledger_has_no_findings_and_every_call_is_exported(ledger_shell: CommandLine) -> None:
     verdict = ledger_shell.run("ledger", "verify", "--json").json
-    assert (verdict["calls"], verdict["findings"]) == (48, [])
-    assert "48 calls: clean" in ledger_shell.run("ledger", "verify").stdout
+    assert (verdict["calls"], verdict["findings"]) == (CALLS, [])
+    assert f"{CALLS} calls: clean" in ledger_shell.run("ledger", "verify").stdout
     calls = [json.loads(line) for line in ledger_shell.run("ledger", "export").stdout.splitlines()]
     assert {call["state"] for call in calls} == {"committed"}
-    assert len({(call["sessionId"], call["requestId"]) for call in calls}) == 48
+    assert len({(call["sessionId"], call["requestId"]) for call in calls}) == CALLS
 
 
 def test_an_inconsistent_ledger_exits_1_and_lists_the_findings(ledger_shell: CommandLine) -> None:
@@ -38,7 +41,7 @@ def test_an_inconsistent_ledger_exits_1_and_lists_the_findings(ledger_shell: Com
     shutil.copy(ledger_shell.folder / "ledger", inconsistent)
     env = {"QUINTAIN_LEDGER_URL": f"sqlite://{inconsistent}"}
     connection = apsw.Connection(str(inconsistent))
-    connection.execute("UPDATE session SET used = used + 1 WHERE parent_id IS NULL")
+    connection.execute("UPDATE session SET used = used - 1 WHERE parent_id IS NULL")
     connection.close()
     broken = ledger_shell.run("ledger", "verify", code=1, env=env)
     assert "a session's counter" in broken.stdout
@@ -60,9 +63,9 @@ def test_old_sessions_are_counted_before_they_are_deleted(ledger_shell: CommandL
     connection.close()
     before = (datetime.now(UTC) - timedelta(days=5)).strftime("%Y-%m-%d")
     counted = shell.run("ledger", "prune", "--before", before, "--json").json
-    assert (counted["deleted"], counted["calls"]) == (False, 48)
-    assert shell.run("ledger", "verify", "--json").json["calls"] == 48
-    assert shell.run("ledger", "prune", "--before", before, "--delete", "--json").json["calls"] == 48
+    assert (counted["deleted"], counted["calls"]) == (False, CALLS)
+    assert shell.run("ledger", "verify", "--json").json["calls"] == CALLS
+    assert shell.run("ledger", "prune", "--before", before, "--delete", "--json").json["calls"] == CALLS
     assert shell.run("ledger", "verify", "--json").json == {"sessions": 0, "calls": 0, "findings": []}
     recent = datetime.now(UTC).strftime("%Y-%m-%d")
     assert "last 2 days" in shell.run("ledger", "prune", "--before", recent, "--delete", code=2).stderr

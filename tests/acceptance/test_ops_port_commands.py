@@ -4,33 +4,27 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from support.command_line import CommandLine, RunningCommand, command_line
-from support.process_fleet import ADMIN_TOKEN, process_fleet
+from support.command_line import CommandLine, RunningCommand
+from support.process_fleet import fleet_shell
+from support.quick import lease_variable
 from support.servers.ports import free_port
 
 CONFIG = "targets: {echo: {provider: mock}}\n"
-EXAMPLES = Path(__file__).parents[2] / "examples" / "targets"
 NOWHERE = "amqp://guest:guest@127.0.0.1:1/"
 
 
 @pytest.fixture
 def shell(broker_url: str) -> Iterator[CommandLine]:
     """A shell before a broker with no service on it."""
-    with process_fleet(broker_url, CONFIG, targets=["echo"]) as fleet:
-        for name in ("desk.py", "drive.py"):
-            shutil.copy(EXAMPLES / name, fleet.folder)
-        env = {"QUINTAIN_BROKER_URL": broker_url, "QUINTAIN_ADMIN_TOKEN": ADMIN_TOKEN}
-        with command_line(fleet.folder, env) as shell:
-            yield shell
+    with fleet_shell(broker_url, CONFIG, targets=["echo"], variables=lease_variable()) as shell:
+        yield shell
 
 
 def http_get(url: str, path: str) -> tuple[int, str]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from support.command_line import CommandLine, ready
+from support.command_line import CommandLine
 from support.process_fleet import fleet_shell
+from support.quick import lease_variable
 
 CONFIG = """quotas: {team: {requests_per_minute: 600, concurrency: {start: 5}}}
 targets: {echo: {provider: mock}, paced: {provider: mock, quota: team}}
@@ -14,15 +15,15 @@ targets: {echo: {provider: mock}, paced: {provider: mock, quota: team}}
 
 
 def test_quotas_are_listed_shown_and_set_and_nothing_is_said_of_one_that_is_not_there(broker_url: str) -> None:
-    with fleet_shell(broker_url, CONFIG, targets=["echo", "paced"]) as shell:
-        shell.start("serve", "metadata").wait_for(ready)
+    with fleet_shell(broker_url, CONFIG, targets=["echo", "paced"], variables=lease_variable()) as shell:
+        shell.serve("metadata")
         assert shell.run("quota", "list", "--json").json["quotas"] == []
         assert "next     quintain status" in shell.run("quota", "list").stderr
         shell.run("quota", "show", "team", code=2)
         words = ("quota", "set", "team", "--reason", "a test")
         assert shell.run(*words, "--concurrency", "5", "--json", code=1).json["code"] == "bad_request"
 
-        shell.start("serve", "worker").wait_for(ready)
+        shell.serve("worker")
         (listed,) = quotas(shell, "quota", "list", "--json")
         assert (listed["name"], listed["targets"], listed["limit"]) == ("team", ["paced"], 5)
         assert 540 <= listed["requestsPerMinute"] <= 600

@@ -22,6 +22,7 @@ dataset: cases.jsonl
 targets: [small]
 max_calls: 5000
 graders: [{name: judge, builtin: llm-judge, prompt: judge.md}]
+warn_at: 0.5
 """
 
 #: Both the answer and the judgement of every case.
@@ -84,6 +85,8 @@ async def test_a_run_stops_at_its_limit_and_a_higher_one_finishes_the_rest(shell
         assert provider.bill <= first["spent"] + first["held"] <= 0.1 * DOLLAR
         assert (first["reserved"], first["excess"]) == (0, 0)
         assert "--max-cost-usd" in stopped.stdout
+        warnings = [line for line in stopped.stderr.splitlines() if line.startswith("warning")]
+        assert sum("warn_at: 0.5" in line for line in warnings) == 1
         provider.failing = 0
         await run_within(shell, 5, "--in-doubt", "retry", code=0)
     last = amounts(shell)
@@ -122,12 +125,11 @@ async def test_what_a_run_holds_is_told_and_released_by_the_vendors_bill(shell: 
 
 
 #: What a row really costs, of a target and of one that costs a quarter of it: `ANSWER` and its judgement.
-ROW_USD, CASES = 0.0037, 560
+ROW_USD, CASES = 0.0037, 280
 
 
-@pytest.mark.timeout(240)
-@pytest.mark.parametrize("targets", [["small"], ["small", "cheap"]], ids=["one", "two"])
-async def test_a_run_without_failures_uses_its_limit_in_whole_rows(shell: CommandLine, targets: list[str]) -> None:
+@pytest.mark.timeout(120)
+async def test_a_run_without_failures_uses_its_limit_in_whole_rows(shell: CommandLine) -> None:
     provider = PricedProvider(output=1 / 3, answer=ANSWER, is_exact=True, cheaper={"cheap": 4})
     async with serving(provider) as url:
         write_priced_evaluation(shell.folder, url, cases=CASES)
@@ -138,8 +140,8 @@ async def test_a_run_without_failures_uses_its_limit_in_whole_rows(shell: Comman
             f" price: {json.dumps(cheap)}}}\n"
         )
         evaluation = shell.folder / "eval.yaml"
-        evaluation.write_text(evaluation.read_text().replace("[small]", json.dumps(targets)))
-        limit = 500 * ROW_USD * (1 if len(targets) == 1 else 0.625)
+        evaluation.write_text(evaluation.read_text().replace("[small]", "[small, cheap]"))
+        limit = 400 * ROW_USD * 0.625
         stopped = await run_within(shell, limit, code=4)
         spent = amounts(shell)
         assert 0.97 * limit * DOLLAR <= spent["spent"] <= limit * DOLLAR
@@ -150,7 +152,7 @@ async def test_a_run_without_failures_uses_its_limit_in_whole_rows(shell: Comman
         assert provider.requests == 2 * len(rows)
         await finish(shell, stopped)
     assert {row["status"] for row in final_rows(shell).values()} == {"graded"}
-    assert (provider.requests, amounts(shell)["spent"]) == (2 * CASES * len(targets), provider.bill)
+    assert (provider.requests, amounts(shell)["spent"]) == (4 * CASES, provider.bill)
 
 
 @pytest.mark.timeout(120)
@@ -170,17 +172,6 @@ async def test_a_limit_below_one_row_asks_nothing_and_can_be_taken_away(shell: C
             command = shell.start("rescore", str(OUTPUT), "--max-cost-usd", dollars)
             assert (await asyncio.to_thread(command.wait, seconds=60)).code == code
             assert provider.requests == requests
-
-
-@pytest.mark.timeout(120)
-async def test_a_run_says_once_that_it_is_near_its_limit(shell: CommandLine) -> None:
-    provider = PricedProvider(answer=ANSWER)
-    async with serving(provider) as url:
-        write_priced_evaluation(shell.folder, url, cases=80)
-        evaluation = shell.folder / "eval.yaml"
-        evaluation.write_text(f"{evaluation.read_text()}warn_at: 0.5\n")
-        ended = await run_within(shell, 0.25, code=4)
-    assert sum(line.startswith("warning") and "warn_at: 0.5" in line for line in ended.stderr.splitlines()) == 1
 
 
 def record_of(shell: CommandLine) -> Json:
@@ -268,57 +259,6 @@ def test_a_check_says_what_a_row_reserves_and_what_lacks_a_price_or_a_limit(shel
     assert "set targets.small.max_tokens" in shell.run("check", "eval.yaml", code=2).stdout
     config.write_text("targets: {small: {provider: mock}}\n")
     assert "set targets.small.price" in shell.run("check", "eval.yaml", code=2).stdout
-
-
-@pytest.mark.timeout(120)
-async def test_a_check_estimates_a_range_that_earlier_rows_narrow(shell: CommandLine) -> None:
-    provider = PricedProvider(output=1 / 3, answer=ANSWER, is_exact=True)
-    async with serving(provider) as url:
-        write_priced_evaluation(shell.folder, url, cases=20)
-
-        def estimated() -> Any:
-            checked: Any = shell.run("check", "eval.yaml", "--json").json
-            return checked["estimate"]["usdRange"]
-
-        before = await asyncio.to_thread(estimated)
-        await run_within(shell, 5, code=0)
-        after, spent = await asyncio.to_thread(estimated), amounts(shell)["spent"] / DOLLAR
-    for told in (before, after):
-        assert told["leastUsd"] < spent < told["mostUsd"]
-    # Of each judgement the instructions and the question stay; the answers turned out shorter.
-    assert before["mostUsd"] > 1.6 * after["mostUsd"]
-    assert any("max_tokens of 300" in part for part in before["basis"])
-    assert any("40 earlier calls" in part for part in after["basis"])
-
-
-CACHED = """
-dataset: cases.jsonl
-targets: [small]
-max_calls: 100
-max_cost_usd: 1
-graders: [{name: judge, builtin: llm-judge, prompt: judge.md, judge_target: large}]
-"""
-
-
-async def test_a_long_prompt_is_written_to_the_cache_once_and_the_bill_is_the_providers(shell: CommandLine) -> None:
-    provider = PricedProvider(answer=ANSWER)
-    costs: list[Json] = []
-    async with serving(provider) as url:
-        large = {"provider": "anthropic", "model": "m", "base_url": url, "max_tokens": 50, "price": PRICE}
-        small = {"provider": "mock", "price": {"per_call": 0}}
-        config = json.dumps({"targets": {"small": small, "large": large}})
-        write_files(shell.folder, cases=3, quintain_yaml=config, eval_yaml=CACHED, judge_md="Is it right? " * 1_850)
-        for name in ("first", "second"):
-            await asyncio.to_thread(shell.run, "run", "eval.yaml", "--output", name, "--concurrency", "1")
-            costs.append(json.loads((shell.folder / name / "run.json").read_text())["bill"])
-    usages = [cost["targets"]["large"]["tokenUsage"] for cost in costs]  # type: ignore[index,call-overload]
-    assert 6_000 <= usages[0]["cacheWrite"] < 6_500
-    assert usages[0]["cached"] == 2 * usages[0]["cacheWrite"]
-    assert (usages[1]["cached"], usages[1].get("cacheWrite")) == (3 * usages[0]["cacheWrite"], None)
-    billed = [round(float(str(cost["total"]["cost"]["spentUsd"])) * 1e6) for cost in costs]  # type: ignore[index,call-overload]
-    assert sum(billed) == pytest.approx(provider.bill / 1e6, abs=1)
-    per_token = (PRICE["input_per_million"] - PRICE["cached_input_per_million"]) / 1e6
-    assert costs[1]["cacheSavedUsd"] == pytest.approx(usages[1]["cached"] * per_token)
 
 
 @pytest.mark.timeout(120)

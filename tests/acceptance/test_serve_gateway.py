@@ -15,13 +15,13 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from support.command_line import CommandLine, RunningCommand, ready
+from support.command_line import CommandLine, RunningCommand
 from support.process_fleet import ADMIN_TOKEN, fleet_shell
 
 CONFIG = "targets: {slow: {provider: mock, delay_ms: 1500}}\n"
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def shell(broker_url: str) -> Iterator[CommandLine]:
     """A shell before a broker with no service on it."""
     with fleet_shell(broker_url, CONFIG, targets=["slow"]) as shell:
@@ -56,8 +56,7 @@ def test_a_gateway_waits_for_the_others_and_answers_what_runs_when_it_is_stopped
     assert ":" not in facts["broker"].removeprefix("amqp://").partition("@")[0]  # a user, and no password
     assert request(f"{url}/health/live") == (200, {"status": "live"})
     assert request(f"{url}/health/ready")[0] == 503
-    for name in ("metadata", "worker"):
-        shell.start("serve", name).wait_for(ready)
+    shell.serve("metadata", "worker")
     opened = request(f"{url}/sessions", ADMIN_TOKEN, {"defaultTarget": "slow", "maxCalls": 3})
     assert opened[0] == 201
     ends = time.monotonic() + 10

@@ -15,6 +15,7 @@ import pytest
 
 from support.command_line import CommandLine, quintain_command, ready
 from support.process_fleet import fleet_shell
+from support.quick import lease_variable
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 CONFIG = "targets: {echo: {provider: mock}}\n"
@@ -23,7 +24,7 @@ CONFIG = "targets: {echo: {provider: mock}}\n"
 @pytest.fixture
 def shell(broker_url: str) -> Iterator[CommandLine]:
     """A shell before a broker with no service on it."""
-    with fleet_shell(broker_url, CONFIG, targets=["echo"]) as shell:
+    with fleet_shell(broker_url, CONFIG, targets=["echo"], variables=lease_variable()) as shell:
         yield shell
 
 
@@ -48,7 +49,7 @@ def test_a_call_before_any_worker_says_what_is_missing_and_waits(shell: CommandL
     (shell.folder / "cases.jsonl").write_text('{"id": "one", "question": "hi", "expected": "hi"}\n')
     graders = "graders: [{name: told, builtin: contains}]"
     (shell.folder / "eval.yaml").write_text(f"dataset: cases.jsonl\ntargets: [echo]\n{graders}\n")
-    shell.start("serve", "metadata").wait_for(ready)
+    shell.serve("metadata")
     evaluator = shell.with_environment(
         {"QUINTAIN_SESSION_TOKEN": str(shell.run("session", "open", "--json").json["token"])}
     )
@@ -59,7 +60,7 @@ def test_a_call_before_any_worker_says_what_is_missing_and_waits(shell: CommandL
     ]
     for one in waiting:
         one.wait_for(lambda one: "waiting  no worker" in one.stderr)
-    shell.start("serve", "worker").wait_for(ready)
+    shell.serve("worker")
     assert [one.wait().code for one in waiting] == [0, 0, 0]
     named = evaluator.run("invoke", "--target", "other", "hi", "--no-wait", code=1)
     assert "registered are: echo" in named.stderr
@@ -100,7 +101,9 @@ def test_an_idle_metadata_service_stops_at_ctrl_c_too(shell: CommandLine) -> Non
     ended = metadata.stop(signal.SIGINT, seconds=10)
     assert ended.code == 0
     assert ended.stdout == ""
-    assert re.fullmatch(r"\S+ INFO \S+ This is a new ledger\b.*\nready  metadata  ledger sqlite://\S+\n", ended.stderr)
+    assert re.fullmatch(
+        r".* is set: .*\n\S+ INFO \S+ This is a new ledger\b.*\nready  metadata  ledger sqlite://\S+\n", ended.stderr
+    )
 
 
 @pytest.mark.parametrize(

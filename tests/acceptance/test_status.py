@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import fcntl
 import os
@@ -12,16 +11,15 @@ import struct
 import subprocess
 import termios
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pika
 import pytest
 
-import quintain
-from quintain.client.client import connect_admin
-from support.command_line import CommandLine, CommandResult, command_line, quintain_command, ready
+from support.command_line import CommandLine, CommandResult, command_line, quintain_command
 from support.process_fleet import ADMIN_TOKEN, fleet_shell, process_fleet
+from support.quick import lease_variable
 from support.servers.rabbitmq import RABBITMQ
 from support.servers.rabbitmq_admin import BrokerAdmin, BrokerUnderTest
 
@@ -31,7 +29,7 @@ CONFIG = "targets: {echo: {provider: mock, max_concurrency: 3}}\n"
 @pytest.fixture
 def shell(broker_url: str) -> Iterator[CommandLine]:
     """A shell before a broker with no service on it."""
-    with fleet_shell(broker_url, CONFIG, targets=["echo"]) as shell:
+    with fleet_shell(broker_url, CONFIG, targets=["echo"], variables=lease_variable()) as shell:
         yield shell
 
 
@@ -47,21 +45,19 @@ def status_once(shell: CommandLine, words: str, *, seconds: float = 40) -> Comma
 def test_it_shows_who_is_there_and_exits_1_where_somebody_is_missing(shell: CommandLine) -> None:
     nobody = shell.run("status", "--wait", "0.2", "--timeout", "1", code=1)
     assert "quintain serve metadata" in nobody.stderr
-    metadata, worker = (shell.start("serve", name) for name in ("metadata", "worker"))
-    worker.wait_for(ready)
-    metadata.wait_for(ready)
+    _, worker = shell.serve("metadata", "worker")
     well = shell.run("status")
     assert re.search(r"^echo \(mock\) +ready .* 0 of 3 +1 ", well.stdout, re.MULTILINE)
     assert "2 services answer" in well.stderr
-    told: Any = shell.run("status", "--json").json
+    told: Any = shell.run("status", "--json", "--wait", "0.3").json
     assert told["exitCode"] == 0
     assert [one["service"] for one in told["services"]] == ["metadata"]
     assert [(one["condition"], one["slots"]) for one in told["workers"]] == [("live", 3)]
     assert [(one["name"], one["condition"], one["workers"]) for one in told["targets"]] == [("echo", "ready", 1)]
     assert ADMIN_TOKEN not in str(told)
     # Where standard output is no terminal, --watch prints once and ends.
-    assert "echo" in shell.run("status", "--watch").stdout
-    assert shell.run("status", "--watch", "--json").json["exitCode"] == 0
+    assert "echo" in shell.run("status", "--watch", "--wait", "0.3").stdout
+    assert shell.run("status", "--watch", "--json", "--wait", "0.3").json["exitCode"] == 0
     # A worker that is gone leaves a target that is known, and served by nobody.
     worker.kill()
     gone = status_once(shell, "does not answer|lost")
@@ -77,9 +73,7 @@ def test_it_shows_who_is_there_and_exits_1_where_somebody_is_missing(shell: Comm
 
 
 def test_a_consumer_that_does_not_answer_is_a_problem(shell: CommandLine, broker_url: str) -> None:
-    (metadata, *workers) = (shell.start("serve", name) for name in ("metadata", "worker", "worker"))
-    for service in (metadata, *workers):
-        service.wait_for(ready)
+    _, *workers = shell.serve("metadata", "worker", "worker")
     assert "3 services answer" in status_once(shell, "3 services answer").stderr
     os.kill(workers[0].pid, signal.SIGSTOP)
     try:
@@ -98,7 +92,7 @@ def test_a_consumer_that_does_not_answer_is_a_problem(shell: CommandLine, broker
 
 
 def test_on_a_terminal_the_tables_are_drawn_again_until_ctrl_c(shell: CommandLine) -> None:
-    shell.start("serve", "metadata").wait_for(ready)
+    shell.serve("metadata")
     ours, theirs = os.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 160, 0, 0))
     words = quintain_command(("status", "--watch"))
@@ -136,9 +130,7 @@ def restricted_shell(breakable_broker: BrokerUnderTest, broker_admin: BrokerAdmi
 
 
 def test_a_service_that_may_send_no_heartbeat_serves_all_the_same(restricted_shell: CommandLine) -> None:
-    metadata, worker = (restricted_shell.start("serve", name) for name in ("metadata", "worker"))
-    for service in (worker, metadata):
-        service.wait_for(ready)
+    metadata, _ = restricted_shell.serve("metadata", "worker")
     metadata.wait_for(lambda one: "`quintain status` does not show this service" in one.stderr)
     token = str(restricted_shell.run("session", "open", "--json").json["token"])
     assert restricted_shell.run("invoke", "hi", env={"QUINTAIN_SESSION_TOKEN": token}).stdout == "hi\n"
@@ -159,57 +151,3 @@ def test_a_service_that_may_send_no_heartbeat_serves_all_the_same(restricted_she
 def test_it_says_where_it_cannot_ask(tmp_path_factory: pytest.TempPathFactory, env: dict[str, str], says: str) -> None:
     with command_line(tmp_path_factory.mktemp("shell"), {}) as shell:
         assert says in shell.run("status", code=2, env=env).stderr
-
-
-async def test_a_killed_and_a_stopped_worker_are_silent_after_5_s_and_one_under_load_is_not(broker_url: str) -> None:
-    config = "targets: {echo: {provider: mock, max_concurrency: 16}}\n"
-    with process_fleet(broker_url, config, targets=["echo"]) as fleet:
-        _, killed, stopped, busy = await asyncio.to_thread(
-            fleet.start_services, "metadata", "worker", "worker", "worker"
-        )
-        session = await asyncio.to_thread(fleet.open_session, "echo", 1_000_000)
-        async with (
-            connect_admin(broker_url, ADMIN_TOKEN) as admin,
-            quintain.connect(broker_url, session.token) as client,
-        ):
-
-            async def conditions() -> dict[int, str]:
-                workers = (await admin.fleet()).workers
-                return {int(worker.worker_id.rpartition("-")[2]): worker.condition.value for worker in workers}
-
-            async def call() -> None:
-                while True:
-                    await client.invoke("hi")
-
-            async with asyncio.timeout(60):
-                while await conditions() != dict.fromkeys((killed.pid, stopped.pid, busy.pid), "live"):
-                    await asyncio.sleep(0.1)
-            killed.kill()
-            os.kill(stopped.pid, signal.SIGSTOP)
-            began, silent_after = time.monotonic(), dict[int, float]()
-            calls = [asyncio.create_task(call()) for _ in range(16)]
-            try:
-                while (seconds := time.monotonic() - began) < 12:
-                    found = await conditions()
-                    assert found[busy.pid] == "live", f"silent under load after {seconds:.1f} s"
-                    for one in (killed, stopped):
-                        if found[one.pid] != "live":
-                            silent_after.setdefault(one.pid, seconds)
-                    await asyncio.sleep(0.25)
-            finally:
-                os.kill(stopped.pid, signal.SIGCONT)
-                for one in calls:
-                    one.cancel()
-                await asyncio.gather(*calls, return_exceptions=True)
-            assert silent_after.keys() == {killed.pid, stopped.pid}
-            # Their last heartbeats were sent up to 2 s before, and an answer is half a second old at most.
-            assert all(2.5 < seconds < 7 for seconds in silent_after.values()), silent_after
-            assert await conditions_after(conditions, stopped.pid, "live")
-
-
-async def conditions_after(conditions: Callable[[], Awaitable[dict[int, str]]], pid: int, condition: str) -> bool:
-    """Whether a worker that goes on is told of as such."""
-    async with asyncio.timeout(30):
-        while (await conditions()).get(pid) != condition:
-            await asyncio.sleep(0.1)
-    return True

@@ -45,8 +45,7 @@ def connected(env: Mapping[str, str]) -> SyncClient:
 
 def test_the_example_runs_over_a_broker_too(broker_url: str) -> None:
     with process_fleet(broker_url, "targets: {judge: {provider: mock, response: Paris}}\n", targets=["judge"]) as fleet:
-        fleet.start_service("metadata")
-        fleet.start_service("worker")
+        fleet.start_services("metadata", "worker")
         env = {**fleet.env, "QUINTAIN_SESSION_TOKEN": fleet.open_session("judge", 3).token}
         ended = run_python(EXAMPLE, env=env, folder=fleet.folder)
     assert (ended.stdout, ended.stderr) == ("Paris 1 of 3\n", "")

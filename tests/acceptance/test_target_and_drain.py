@@ -13,6 +13,7 @@ from quintain.timings import DEFAULT_TIMINGS
 from quintain_cli.console import parse_duration_seconds
 from support.command_line import CommandLine, RunningCommand, ready
 from support.process_fleet import fleet_shell
+from support.quick import lease_variable
 
 CONFIG = "targets: {echo: {provider: mock}, slow: {provider: mock, response: done, delay_ms: 4000}}\n"
 
@@ -20,15 +21,8 @@ CONFIG = "targets: {echo: {provider: mock}, slow: {provider: mock, response: don
 @pytest.fixture
 def shell(broker_url: str) -> Iterator[CommandLine]:
     """A shell before a broker with no service on it."""
-    with fleet_shell(broker_url, CONFIG, targets=["echo", "slow"]) as shell:
+    with fleet_shell(broker_url, CONFIG, targets=["echo", "slow"], variables=lease_variable()) as shell:
         yield shell
-
-
-def serve(shell: CommandLine, *services: str) -> list[RunningCommand]:
-    started = [shell.start("serve", service) for service in services]
-    for service in started:
-        service.wait_for(ready)
-    return started
 
 
 def worker_id(worker: RunningCommand) -> str:
@@ -50,7 +44,7 @@ def paused_ms(shell: CommandLine) -> dict[str, int | None]:
 
 
 def test_a_paused_target_takes_no_call_until_it_is_resumed_whoever_restarts_meanwhile(shell: CommandLine) -> None:
-    metadata, worker = serve(shell, "metadata", "worker")
+    metadata, worker = shell.serve("metadata", "worker")
     asking = evaluator(shell, "echo")
     said = shell.run("target", "pause", "echo", "--for", "10m")
     assert said.stdout == "paused   echo for 10 min\n"
@@ -59,7 +53,7 @@ def test_a_paused_target_takes_no_call_until_it_is_resumed_whoever_restarts_mean
     waiting = asking.start("invoke", "hi")
     # The pause is the ledger's: it outlives who keeps it.
     assert metadata.stop().code == 0
-    serve(shell, "metadata")
+    shell.serve("metadata")
     left = paused_ms(shell)
     assert 500_000 < (left["echo"] or 0) <= 600_000
     assert left["slow"] is None
@@ -86,7 +80,7 @@ def test_a_time_has_a_unit_behind_it(time: str, seconds: float) -> None:
 
 
 def test_a_worker_that_is_drained_finishes_what_it_runs_and_ends(shell: CommandLine) -> None:
-    leaving, _ = serve(shell, "worker", "metadata")
+    leaving, _ = shell.serve("worker", "metadata")
     asking = evaluator(shell, "slow")
     running = asking.start("invoke", "hi", "--json")
     while asking.run("info", "--json").json["running"] != 1:

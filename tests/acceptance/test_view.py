@@ -13,17 +13,22 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from support.command_line import CommandLine
+from support.command_line import CommandLine, RunningCommand
 from support.results_folder import errored_row, graded_row, sample_trajectory, write_results
 from support.view_client import ask, enter_cookie
 
 
+def opened(shell: CommandLine, *words: str) -> tuple[RunningCommand, str, str]:
+    """The running command, and the address and the token that it printed."""
+    command = shell.start("view", "--no-open", "--json", *words)
+    command.wait_for(lambda one: one.stdout.endswith("\n"))
+    address, token = json.loads(command.stdout)["url"].split("#token=")
+    return command, address.removesuffix("/"), token
+
+
 def test_the_pages_open_with_the_token_and_only_with_it(shell: CommandLine) -> None:
     write_results(shell.folder / "runs" / "one", [graded_row("1", 1.0), graded_row("2", 0.0), errored_row("3")])
-    command = shell.start("view", "--no-open", "--json")
-    command.wait_for(lambda one: one.stdout.endswith("\n"))
-    address = json.loads(command.stdout)["url"]
-    origin, token = address.split("/#token=")
+    command, origin, token = opened(shell)
     name, value = enter_cookie(origin, token)
 
     assert ask(origin, "GET", "/")[0] == 401
@@ -49,9 +54,7 @@ def test_a_change_before_the_stream_was_open_is_told(shell: CommandLine) -> None
     """The rows may be indexed, or written, between the page and its stream."""
     folder = shell.folder / "runs" / "live"
     write_results(folder, [graded_row("1", 1.0)], ended=False)
-    command = shell.start("view", "--no-open", "--json")
-    command.wait_for(lambda one: one.stdout.endswith("\n"))
-    origin, token = json.loads(command.stdout)["url"].split("/#token=")
+    command, origin, token = opened(shell)
     name, value = enter_cookie(origin, token)
     for path in ("/run/live", "/run/live/case?id=1"):
         _, _, text = ask(origin, "GET", path, Cookie=f"{name}={value}")
@@ -74,9 +77,7 @@ def test_a_report_of_trajectories_only_is_a_file(shell: CommandLine) -> None:
 
 def test_the_command_that_a_page_shows_opens_the_same_list(shell: CommandLine) -> None:
     write_results(shell.folder / "runs" / "it's", [graded_row("1", 1.0), graded_row("2", 0.0)])
-    command = shell.start("view", "runs/it's", "--no-open", "--json", "--at", "is=bot:failed")
-    command.wait_for(lambda one: one.stdout.endswith("\n"))
-    address, token = json.loads(command.stdout)["url"].split("#token=")
+    command, address, token = opened(shell, "runs/it's", "--at", "is=bot:failed")
     origin, path, query = re.fullmatch(r"(http://[^/]+)(/run/it%27s)\?(.+)", address).groups()  # type: ignore[union-attr]
     name, value = enter_cookie(origin, token)
     status, _, text = ask(origin, "GET", f"{path}?{query}", Cookie=f"{name}={value}")
@@ -96,9 +97,8 @@ def test_bad_words_are_a_usage_error(shell: CommandLine, words: tuple[str, ...])
 
 
 def test_a_port_in_use_is_named_and_ends_the_command(shell: CommandLine) -> None:
-    command = shell.start("view", "--no-open", "--json")
-    command.wait_for(lambda one: one.stdout.endswith("\n"))
-    port = urlsplit(json.loads(command.stdout)["url"]).port
+    command, origin, _ = opened(shell)
+    port = urlsplit(origin).port
     refused = shell.run("view", "--no-open", "--json", "--port", str(port), code=2)
     assert str(port) in str(refused.json["error"])
     assert command.stop().code == 0

@@ -16,7 +16,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO
 
@@ -131,6 +131,8 @@ class CommandLine:
     folder: Path
     env: dict[str, str]
     _started: list[RunningCommand] = field(default_factory=list)
+    #: What its services have in their environment besides.
+    service_env: Mapping[str, str] = field(default_factory=dict)
 
     def run(
         self, *args: str, code: int | None = 0, env: Mapping[str, str] | None = None, stdin: str = ""
@@ -143,17 +145,25 @@ class CommandLine:
 
     def start(self, *args: str, env: Mapping[str, str] | None = None, program: str = "quintain_cli") -> RunningCommand:
         """Start a command, or a Python program by its file; it is ended with the test."""
-        running = RunningCommand(args, {**self.env, **(env or {})}, self.folder, len(self._started), program)
+        more = {**(self.service_env if args[:1] == ("serve",) else {}), **(env or {})}
+        running = RunningCommand(args, {**self.env, **more}, self.folder, len(self._started), program)
         self._started.append(running)
         return running
 
+    def serve(self, *services: str) -> list[RunningCommand]:
+        """Start services together, and wait until each is ready."""
+        started = [self.start("serve", service) for service in services]
+        for service in started:
+            service.wait_for(ready)
+        return started
+
     def with_environment(self, env: Mapping[str, str]) -> CommandLine:
         """The same shell with more in its environment."""
-        return CommandLine(self.folder, {**self.env, **env}, self._started)
+        return replace(self, env={**self.env, **env})
 
     def in_folder(self, folder: Path) -> CommandLine:
         """The same shell in another folder."""
-        return CommandLine(folder, self.env, self._started)
+        return replace(self, folder=folder)
 
     def end_all(self) -> None:
         """End what was started and still runs."""

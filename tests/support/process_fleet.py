@@ -10,8 +10,8 @@ import secrets
 import signal
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pika
@@ -160,14 +160,21 @@ def process_fleet(broker_url: str, config: str, *, targets: Sequence[str]) -> It
 
 @contextlib.contextmanager
 def fleet_shell(
-    broker_url: str, config: str, *, targets: Sequence[str], services: Sequence[str] = ()
+    broker_url: str,
+    config: str,
+    *,
+    targets: Sequence[str],
+    services: Sequence[str] = (),
+    variables: Mapping[str, str] | None = None,
 ) -> Iterator[CommandLine]:
-    """A shell before a broker with a fleet of these services, in whose folder the configuration is."""
+    """A shell before a broker with a fleet of these services, in whose folder the configuration is; ``variables`` are
+    for services alone."""
     with process_fleet(broker_url, config, targets=targets) as fleet:
+        fleet.extra_env |= variables or {}
         fleet.start_services(*services)
         env = {"QUINTAIN_BROKER_URL": broker_url, "QUINTAIN_ADMIN_TOKEN": ADMIN_TOKEN}
         with command_line(fleet.folder, env) as shell:
-            yield shell
+            yield replace(shell, service_env=fleet.extra_env)
 
 
 def delete_protocol_queues(broker_url: str, targets: Sequence[str]) -> None:
