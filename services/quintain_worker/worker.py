@@ -48,6 +48,7 @@ from quintain_worker.providers.provider import (
     Provider,
     ProviderContext,
     SessionScopedProvider,
+    StartedProvider,
 )
 from quintain_worker.target import WorkerMetrics, WorkerTarget
 
@@ -329,6 +330,8 @@ async def run_worker(  # noqa: PLR0913 -- what starts a service takes what that 
         if agent_urls is not None and agent_gateway is not None:
             await stack.enter_async_context(agent_gateway(agent_urls))
         stack.push_async_callback(worker.stop, grace_seconds)
+        providers = [target.provider for target in served_targets.values()]
+        await asyncio.gather(*(each.start() for each in providers if isinstance(each, StartedProvider)))
         await worker.start()
         yield worker
 

@@ -42,11 +42,12 @@ class InvariantChecker:
         *,
         faults: frozenset[str] = frozenset(),
         second_answers: int = 0,
+        tries: int = 1,
     ) -> ScenarioReport:
         """Check everything, end the fleet in good order, and look for what it left.
 
         ``faults`` are those that a caller may be told, ``second_answers`` how many calls may have been answered a
-        second time, and otherwise.
+        second time, and otherwise, and ``tries`` how often an attempt may ask the provider.
         """
         report = result.report()
         self.reports.append(report)
@@ -56,7 +57,7 @@ class InvariantChecker:
         assert_counters_agree(result)
         for request_id, outcomes in result.outcomes.items():
             assert_call_consistent(
-                request_id, outcomes, result.ledger_calls.get(request_id), result.provider_calls[request_id]
+                request_id, outcomes, result.ledger_calls.get(request_id), result.provider_calls[request_id], tries
             )
         assert set(result.provider_calls) <= set(result.ledger_calls), (
             "the provider was asked what the ledger has not heard of"
@@ -139,7 +140,7 @@ def assert_counters_agree(result: ScenarioResult) -> None:
 
 
 def assert_call_consistent(
-    request_id: str, outcomes: list[CallOutcome], call: LedgerCall | None, provider_calls: int
+    request_id: str, outcomes: list[CallOutcome], call: LedgerCall | None, provider_calls: int, tries: int
 ) -> None:
     """What its caller was told, its row in the ledger and the provider's count of one call agree."""
     description = f"{request_id}: told {outcomes}, {call}, the provider was asked {provider_calls} times"
@@ -148,7 +149,7 @@ def assert_call_consistent(
         assert not any(outcome.charged for outcome in outcomes), description
         return
     # No attempt, no question: who asked the provider had been granted it.
-    assert provider_calls <= call.granted_attempts, description
+    assert provider_calls <= call.granted_attempts * tries, description
     for said in outcomes:
         if not said.is_fault:
             assert call.state in {CallState.COMMITTED, CallState.IN_DOUBT}, description

@@ -17,13 +17,13 @@ from support.quick import lease_variable
 from support.recording_bus import recording_client
 from support.servers.rabbitmq_admin import BrokerAdmin
 
-#: Says which process runs it, and takes its time.
+#: Says which worker runs it, and takes its time.
 BOT = """
 import asyncio, os, pathlib, secrets
 
 async def answer(request):
     with pathlib.Path(__file__).with_name("runs").open("a") as runs:
-        runs.write(f"{os.getpid()}\\n")
+        runs.write(f"{os.getppid()}\\n")
     await asyncio.sleep(float(os.environ["TEST_BOT_SECONDS"]))
     return secrets.token_hex(4)
 """
@@ -63,7 +63,7 @@ def short_consumer_timeout(fleet: ProcessFleet, admin: BrokerAdmin, form: LongCa
 
 
 def runs(fleet: ProcessFleet) -> list[int]:
-    """The processes that have run the call, in order."""
+    """The workers that have run the call, in order."""
     path = fleet.folder / "runs"
     return [int(pid) for pid in path.read_text().split()] if path.exists() else []
 

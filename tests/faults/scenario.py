@@ -20,20 +20,20 @@ from support.recording_bus import NoDefaultTargets, RecordingClient, recording_c
 
 #: A provider that works for a while and keeps its own count, outside of everything that is broken here. Every answer
 #: of it is another one: two answers to one call cannot be taken for the same. Its ``TEST_DIES_IN_CALL``-th call kills
-#: the worker it runs in.
+#: the worker whose process it runs in.
 BOT = """
 import asyncio, itertools, os, pathlib, secrets, signal
 
 COUNT = pathlib.Path(__file__).with_name("provider-count")
-DIES, ASKED = int(os.environ.get("TEST_DIES_IN_CALL", "0")), itertools.count(1)
-SECONDS = float(os.environ.get("TEST_BOT_SECONDS", "0.2"))
+DIES, ASKED = int(os.environ["TEST_DIES_IN_CALL"]), itertools.count(1)
+SECONDS = float(os.environ["TEST_BOT_SECONDS"])
 
 
 async def answer(request):
     with COUNT.open("a") as count:  # O_APPEND: one line is one write
         count.write(request.question + "\\n")
     if next(ASKED) == DIES:
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getppid(), signal.SIGKILL)
     await asyncio.sleep(SECONDS)
     return f"answer {secrets.token_hex(4)} to {request.question}"
 """
@@ -42,9 +42,16 @@ async def answer(request):
 MAX_CONCURRENCY = 8
 
 
+#: The variables of the worker that `BOT` gets.
+ENV = """
+    env: {TEST_DIES_IN_CALL: "${{ TEST_DIES_IN_CALL:-0 }}", TEST_BOT_SECONDS: "${{ TEST_BOT_SECONDS:-0.2 }}"}
+    replica_fields: [env]
+"""
+
+
 def config_with_limit(limit: int) -> str:
     """A configuration of one target that runs so many calls at a time."""
-    return f'targets:\n  bot: {{provider: python, callable: "bot:answer", max_concurrency: {limit}}}\n'
+    return f"targets:\n  bot:\n    provider: python\n    callable: bot:answer\n    max_concurrency: {limit}{ENV}"
 
 
 CONFIG = config_with_limit(MAX_CONCURRENCY)

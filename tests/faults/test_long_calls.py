@@ -29,7 +29,7 @@ WAITING_CONFIG = """
 quotas:
   bots: {adaptive: false, concurrency: {start: 1, max: 1}}
 targets:
-  bot: {provider: python, callable: "bot:answer", quota: bots}
+  bot: {provider: python, callable: "bot:answer", quota: bots, env_from: [TEST_BOT_SECONDS]}
 """
 
 

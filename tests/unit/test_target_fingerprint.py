@@ -107,18 +107,21 @@ def test_a_program_that_changes_while_it_is_served_is_seen(tmp_path: Path) -> No
     assert read() is None
 
 
-def test_a_module_counts_as_it_was_when_it_was_imported_and_its_dependencies_both_ways(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["bot.py", "prompt.md"])
+def test_what_the_processes_of_a_function_may_have_read_counts_as_it_was_and_as_it_is(
+    tmp_path: Path, name: str
+) -> None:
     path = tmp_path / "quintain.yaml"
     path.write_text(f"targets: {{bot: {{{PYTHON}, depends_on: [prompt.md]}}}}\n")
     running = target_fingerprints(load_config(path).targets, tmp_path, {})["bot"]
-    before = running()
-    (tmp_path / "bot.py").write_text("def answer(request): return 'b'")
-    assert running() == before, "what runs is what was imported"
-    (tmp_path / "prompt.md").write_text("be long")
+    before, text = running(), (tmp_path / name).read_text()
+    (tmp_path / name).write_text(f"{text}\n")
     restarted = target_fingerprints(load_config(path).targets, tmp_path, {})["bot"]
     assert len({before, running(), restarted()}) == 3
-    (tmp_path / "prompt.md").write_text("be brief")
+    (tmp_path / name).write_text(text)
     assert running() == before
+    (tmp_path / name).unlink()
+    assert running() is None
 
 
 @pytest.mark.parametrize(
@@ -215,18 +218,15 @@ def test_a_module_that_appears_before_an_installed_one_counts(modules: Path) -> 
     assert fingerprint(modules, COMMAND) != before
 
 
-def test_imports_count_as_a_module_does_and_both_ways_if_only_a_function_imports_them(modules: Path) -> None:
+@pytest.mark.parametrize("name", ["words.py", "lazy.py"])
+def test_imports_of_a_function_count_as_its_module_does(modules: Path, name: str) -> None:
     path = modules / "quintain.yaml"
     path.write_text(f"targets: {{bot: {{{PYTHON}}}}}\n")
     running = target_fingerprints(load_config(path).targets, modules, {})["bot"]
     before = running()
-    (modules / "words.py").write_text("changed = True")
-    assert running() == before, "what runs is what was imported"
-    (modules / "lazy.py").write_text("changed = True")
+    (modules / name).write_text("changed = True")
     restarted = target_fingerprints(load_config(path).targets, modules, {})["bot"]
     assert len({before, running(), restarted()}) == 3
-    (modules / "lazy.py").unlink()
-    assert running() is None
 
 
 @pytest.mark.parametrize("exempt", ["command", "callable"])

@@ -369,9 +369,9 @@ def _inspect_providers(found: Inspection, config: Config) -> None:
     called = found.called_targets
     for name, target in config.targets.items():
         with found.collect_errors(), naming_file(config.path):
-            check_provider(name, target, context)
+            warnings = check_provider(name, target, context)
             if name in called:
-                found.warnings += check_program(name, target, context, found.one_text)
+                found.warnings += [*warnings, *check_program(name, target, context, found.one_text)]
 
 
 def _inspect_dataset(found: Inspection, evaluation: Evaluation, results_folder: Path | None) -> None:

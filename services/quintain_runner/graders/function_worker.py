@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import sys
 from collections.abc import Awaitable, Mapping
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import cast
 
 from pydantic import BaseModel
 
@@ -22,6 +21,7 @@ from quintain.errors import ConfigError
 from quintain.graders import Grader, GraderInput
 from quintain.observe import semconv
 from quintain.observe.spans import span_in_trace
+from quintain.programs.line_wire import LineWire
 
 #: The most characters of an exception's message that an error shows.
 _MAX_ERROR_CHARACTERS = 300
@@ -54,21 +54,11 @@ class FunctionDescription(BaseModel):
 
 def main() -> None:
     """Answer each line of stdin with a line on stdout, until stdin ends."""
-    requests, output = _take_over_stdio()
+    wire = LineWire()
     function = _load_function(sys.argv[1])
-    for line in requests:
+    for line in wire.input:
         request = FunctionRequest.model_validate_json(line)
-        output.write(_handle_request(function, request).encode(errors="replace") + b"\n")
-        output.flush()
-
-
-def _take_over_stdio() -> tuple[BinaryIO, BinaryIO]:
-    """Move stdin and stdout to private descriptors: the function's own stdin is empty, its stdout goes to stderr."""
-    lines, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    with Path(os.devnull).open("rb") as nothing:
-        os.dup2(nothing.fileno(), 0)
-    os.dup2(2, 1)
-    return lines, replies
+        wire.write(_handle_request(function, request).encode(errors="replace"))
 
 
 def _load_function(path: str) -> Grader[..., object] | str:

@@ -45,7 +45,6 @@ from quintain_worker.providers.provider import (
     ProviderAnswer,
     ProviderContext,
     ProviderFailure,
-    key_of,
     next_join,
     no_bill,
 )
@@ -79,7 +78,7 @@ def model_provider(name: str, target: OpenAITarget | AnthropicTarget, context: P
         requests.check_defaults()
     except BadRequest as fault:
         raise ConfigError(f"targets.{name}.{fault.message}") from None
-    key = key_of(target)
+    key = target.key
     headers = {"content-type": "application/json", **({"authorization": f"Bearer {key}"} if key else {})}
     if isinstance(target, AnthropicTarget):
         headers["anthropic-version"] = ANTHROPIC_VERSION

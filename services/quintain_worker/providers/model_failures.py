@@ -34,7 +34,7 @@ from quintain.errors import (
     TimedOut,
 )
 from quintain.runtime.http_client import ConnectionLost, NotSent
-from quintain_worker.providers.provider import Billing, ProviderFailure, key_of
+from quintain_worker.providers.provider import Billing, ProviderFailure
 from quintain_worker.providers.quoting import clean
 from quintain_worker.providers.rate_limits import read_rate_report
 
@@ -152,7 +152,7 @@ class FailureReader:
 
     def __init__(self, target: OpenAITarget | AnthropicTarget | PydanticAITarget) -> None:
         self._provider = target.provider
-        self._secrets = (key_of(target),)
+        self._secrets = (target.key,)
         self._endpoint = [] if target.base_url is None else [_without_query(target.base_url)]
 
     def of_status(self, status: int, headers: Mapping[str, str], body: object) -> ProviderFailure:

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple, Protocol
 
 from quintain.apis.translation import objects
 from quintain.bus.base import Bus
-from quintain.config.targets import AnthropicTarget, OpenAITarget, PydanticAITarget
 from quintain.contracts.agents import AgentStep, Continuation, StepsCut
 from quintain.contracts.api_request import ApiRequest
 from quintain.contracts.invoke import InvokeRequest, OutputMessage, ReasoningChunk, TokenUsage, ToolCallChunk
@@ -274,11 +273,19 @@ class ProviderOfCall:
 
 
 class SessionScopedProvider(ABC):
-    """A provider whose target makes calls of its own, charged to the caller's session."""
+    """A provider that needs to know the call, such as one whose target makes calls charged to the caller's session."""
 
     @abstractmethod
     def for_call(self, holder: CallHolder) -> Provider:
         """Return the provider for one call, which this attempt runs. It is closed together with this provider."""
+
+
+class StartedProvider(ABC):
+    """A provider whose processes are started with its worker."""
+
+    @abstractmethod
+    async def start(self) -> None:
+        """Start them, and wait until they are ready. Raises `ConfigError` where one is not."""
 
 
 class ConversationHolder(ABC):
@@ -305,8 +312,3 @@ class HostedProvider(SessionScopedProvider):
     @abstractmethod
     async def watch_hosts(self) -> None:
         """Ask the hosts for their fingerprint now, and regularly until `close`."""
-
-
-def key_of(target: OpenAITarget | AnthropicTarget | PydanticAITarget) -> str:
-    """Return the key of a target's provider; empty where it has none."""
-    return "" if target.api_key is None else target.api_key.get_secret_value().strip()

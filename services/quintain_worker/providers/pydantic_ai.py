@@ -31,7 +31,7 @@ from quintain.runtime.http_client import is_address_wrong, system_words
 from quintain_worker.providers import model_failures as failures
 from quintain_worker.providers.conversation import camel, named_as_sent, named_messages, settings_of, with_defaults
 from quintain_worker.providers.model_answers import StreamedPieces, read_answer
-from quintain_worker.providers.provider import Billing, OnText, ProviderAnswer, ProviderContext, ProviderFailure, key_of
+from quintain_worker.providers.provider import Billing, OnText, ProviderAnswer, ProviderContext, ProviderFailure
 
 #: Settings → their names in pydantic-ai.
 _SETTINGS = {name: name for name in (
@@ -52,7 +52,7 @@ def pydantic_ai_provider(name: str, target: PydanticAITarget, _context: Provider
 
     def vendor_of(vendor: str) -> Any:
         kind: Any = providers.infer_provider_class(vendor)
-        given = {name: value for name, value in (("api_key", key_of(target)), ("base_url", target.base_url)) if value}
+        given = {name: value for name, value in (("api_key", target.key), ("base_url", target.base_url)) if value}
         return kind(**given) if given else providers.infer_provider(vendor)
 
     try:

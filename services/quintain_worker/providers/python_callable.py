@@ -1,166 +1,170 @@
-"""The Python provider: calls a function with the request, in the worker's process."""
+"""The Python provider: calls a function with the request, in processes that are kept for it.
+
+A call that was lost with its process beside others is tried again in a process that runs nothing else: any of them may
+have ended it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import dataclasses
-import inspect
-import types
-from collections.abc import AsyncGenerator, Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
-from pathlib import Path
-from typing import Any, Union, get_args, get_origin
+import sys
+from collections.abc import AsyncIterator, Awaitable, Iterator
+from functools import partial
+from operator import attrgetter
+from typing import TypeVar
 
-from pydantic import TypeAdapter, ValidationError
-
-from quintain.config.python_imports import load_callable
-from quintain.config.targets import PythonTarget
-from quintain.contracts.agents import AgentStep
+from quintain.config.program_targets import PythonTarget
 from quintain.contracts.invoke import InvokeRequest
-from quintain.contracts.message import describe_validation_error
-from quintain.errors import ConfigError, ProviderFailed, TargetUnavailable, TimedOut
+from quintain.errors import ConfigError, ProviderFailed, TimedOut
+from quintain.programs.program import CannotStart, Program, program_environment, secrets_of
 from quintain_worker.providers.conversation import ignored_settings
-from quintain_worker.providers.provider import Billing, OnText, ProviderAnswer, ProviderContext, ProviderFailure
+from quintain_worker.providers.kept_process import KeptProcess, ProcessLost
+from quintain_worker.providers.program_starts import check_ready, not_ready_failure, start_failure
+from quintain_worker.providers.provider import (
+    Billing,
+    CallHolder,
+    OnText,
+    Provider,
+    ProviderAnswer,
+    ProviderContext,
+    ProviderFailure,
+    ProviderOfCall,
+    SessionScopedProvider,
+    StartedProvider,
+)
 
-#: The steps of an answer: `AgentStep`, or objects with its names.
-_STEPS = TypeAdapter(tuple[AgentStep, ...])
+#: How many calls are remembered that were lost beside others; the oldest is forgotten first.
+MAX_SUSPECTS = 10_000
 
-AnswerFunction = Callable[[InvokeRequest], object]
+#: A call: its session and its request id.
+_Key = tuple[str, str]
 
-#: What a function is given, for those who expect something else.
-GIVEN = "it is given the request, a quintain InvokeRequest: its text is request.question, or that of request.messages"
+_Waited = TypeVar("_Waited")
 
 
 def python_provider(name: str, target: PythonTarget, context: ProviderContext) -> PythonProvider:
-    """Create the Python provider of this target.
+    """Create the Python provider of this target."""
+    return PythonProvider(name, _program(name, target, context), processes=target.processes)
 
-    Raises `ConfigError` where its function cannot be imported, or cannot take a request as its signature shows.
+
+def check_function(name: str, target: PythonTarget, context: ProviderContext) -> list[str]:
+    """Import the function in a process of its own, and return where it takes its request for text.
+
+    Raises `ConfigError` where it cannot be imported, or cannot take a request as its signature shows.
     """
-    function = _load_function(f"targets.{name}.callable", target.callable, context.folder)
-    return PythonProvider(name, function, threads=target.max_concurrency)
+    with _of_target(name):
+        uses: list[str] = check_ready(_program(name, target, context, "--check"))["wrong_uses"]
+    return [f"targets.{name}.callable: {target.callable}: {use}" for use in uses]
 
 
-class PythonProvider:
-    """Calls a Python function for each request.
+def _program(name: str, target: PythonTarget, context: ProviderContext, *options: str) -> Program:
+    # -P: a file in the folder with the name of a standard module must not replace that module.
+    argv = [sys.executable, "-P", "-m", "quintain_worker.providers.python_process", *options, name, target.callable]
+    try:
+        env = program_environment(context.env, env_from=target.env_from, own=target.env)
+    except ConfigError as error:
+        raise ConfigError(f"targets.{name}: {error.message}") from None
+    return Program(argv=argv, cwd=context.folder, env=env)
 
-    A coroutine function and an asynchronous generator, which yields the answer's text in pieces, run on the event loop;
-    any other function runs in a thread. A thread cannot be stopped: after a deadline or a cancellation the function
-    runs on, and its answer is dropped.
+
+@contextlib.contextmanager
+def _of_target(name: str) -> Iterator[None]:
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"targets.{name}.callable: {error.message}") from None
+
+
+class PythonProvider(SessionScopedProvider, StartedProvider):
+    """Sends each request to the process with the fewest calls.
+
+    A process that has ended is replaced with the next call. One in which a call goes on after its deadline takes no
+    further calls, and is ended after those that it runs.
     """
 
-    def __init__(self, name: str, function: AnswerFunction, *, threads: int) -> None:
-        self._name, self._function = name, function
-        # A pool of its own: the loop's default executor has few threads and is shared.
-        self._threads = ThreadPoolExecutor(max_workers=threads, thread_name_prefix=f"target-{name}")
+    def __init__(self, name: str, program: Program, *, processes: int) -> None:
+        self._name, self._program = name, program
+        self._processes = [KeptProcess(name, program) for _ in range(processes)]
+        #: Runs the calls that were lost beside others, one after another.
+        self._apart, self._turn_apart = KeptProcess(name, program), asyncio.Lock()
+        self._suspects: dict[_Key, None] = {}
+
+    async def start(self) -> None:
+        """Implements `StartedProvider.start`."""
+        with _of_target(self._name):
+            await asyncio.gather(*(each.ready() for each in self._processes))
+
+    def for_call(self, holder: CallHolder) -> Provider:
+        """Return the provider for one call, of which it is known whether it was lost."""
+        return ProviderOfCall(partial(self._answer_call, (holder.session_id, holder.request_id)))
 
     async def answer(
         self, request: InvokeRequest, *, timeout_seconds: float, on_text: OnText | None = None
     ) -> ProviderAnswer:
         """Call the function and return its answer, within ``timeout_seconds``. Raises `ProviderFailure`."""
-        ignored = ignored_settings(request.settings, self._name, takes_all=True)
-        try:
-            async with asyncio.timeout(timeout_seconds) as deadline:
-                answer = await self._call(request)
-                if isinstance(answer, AsyncGenerator):
-                    answer = await self._join_chunks(answer, on_text)
-        except ProviderFailure:
-            raise
-        except (Exception, SystemExit) as error:
-            # Any exception of the user's function is a failure of the target; its message may hold secrets and is not
-            # quoted.
-            if deadline.expired():
-                failure = TimedOut(f"{self._name}: the deadline passed while the function ran")
-                raise ProviderFailure(failure, Billing.UNKNOWN) from None
-            if _is_about_the_request(error, request):
-                wrong_use = TargetUnavailable(f"{self._name}: the function raised {type(error).__name__}: {GIVEN}")
-                raise ProviderFailure(wrong_use, Billing.UNBILLED) from error
-            raise self._failure(f"the function raised {type(error).__name__}") from error
-        if isinstance(answer, str):
-            return ProviderAnswer(text=answer, ignored=ignored)
-        if isinstance(answer, ProviderAnswer):
-            steps = self._read_steps(answer.steps) if answer.steps else ()
-            return dataclasses.replace(answer, steps=steps, ignored=(*ignored, *answer.ignored))
-        raise self._failure(f"the function returned {type(answer).__name__}, not str or ProviderAnswer")
+        return await self._answer_call(None, request, timeout_seconds, on_text)
 
     async def close(self) -> None:
-        """Shut the thread pool down without waiting for running functions."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        """End all processes, and what they run."""
+        await asyncio.gather(*(each.close() for each in (*self._processes, self._apart)))
 
-    def _read_steps(self, steps: object) -> tuple[AgentStep, ...]:
+    async def _answer_call(
+        self, key: _Key | None, request: InvokeRequest, timeout_seconds: float, on_text: OnText | None
+    ) -> ProviderAnswer:
+        ignored = ignored_settings(request.settings, self._name, takes_all=True)
+        ends_at = asyncio.get_running_loop().time() + timeout_seconds
+        ask = partial(self._ask, key, request, ends_at, on_text)
+        if key is None or key not in self._suspects:
+            answer = await ask(min(self._processes, key=attrgetter("load")))
+        else:
+            async with self._alone(key, ends_at):
+                answer = await ask(self._apart)
+        return dataclasses.replace(answer, ignored=(*ignored, *answer.ignored)) if ignored else answer
+
+    @contextlib.asynccontextmanager
+    async def _alone(self, key: _Key, ends_at: float) -> AsyncIterator[None]:
+        """Wait until no other call runs apart; the process there is ended after the last one."""
+        await self._until(ends_at, self._turn_apart.acquire())
         try:
-            return _STEPS.validate_python(steps)
-        except ValidationError as error:
-            reason = describe_validation_error(error)
-            raise self._failure(f"the function returned steps that are none: {reason}") from None
+            yield
+        finally:
+            self._suspects.pop(key, None)
+            if self._apart.load or not self._suspects:
+                self._apart.end()
+            self._turn_apart.release()
 
-    async def _call(self, request: InvokeRequest) -> object:
-        if inspect.iscoroutinefunction(self._function):
-            return await self._function(request)
-        loop = asyncio.get_running_loop()
-        answer = await loop.run_in_executor(self._threads, self._function, request)
-        return await answer if inspect.isawaitable(answer) else answer
+    async def _ask(
+        self, key: _Key | None, request: InvokeRequest, ends_at: float, on_text: OnText | None, kept: KeptProcess
+    ) -> ProviderAnswer:
+        try:
+            process = kept.process
+            if process is None:
+                process = await self._until(ends_at, kept.ready())
+        except ConfigError as error:
+            raise not_ready_failure(self._name, error, secrets_of(self._program.env)) from None
+        except CannotStart as error:
+            raise start_failure(self._name, self._program.argv[0], error) from None
+        try:
+            return await process.call(request.to_wire(), ends_at, on_text)
+        except TimeoutError:
+            failure = TimedOut(f"{self._name}: the deadline passed while the function ran")
+            raise ProviderFailure(failure, Billing.UNKNOWN) from None
+        except ProcessLost as lost:
+            if lost.beside and key is not None:
+                self._suspects[key] = None
+                if len(self._suspects) > MAX_SUSPECTS:
+                    del self._suspects[next(iter(self._suspects))]
+            message = f"{self._name}: its process ended in the middle of the call, {lost.how}"
+            failed = ProviderFailed(message, charged=True)
+            raise ProviderFailure(failed, Billing.UNKNOWN, retryable=lost.beside) from None
 
-    async def _join_chunks(self, chunks: AsyncGenerator[object], on_text: OnText | None) -> str:
-        texts: list[str] = []
-        async with aclosing(chunks):
-            async for chunk in chunks:
-                if not isinstance(chunk, str):
-                    raise self._failure(f"the function yielded {type(chunk).__name__}, not str")
-                texts.append(chunk)
-                if on_text is not None and chunk:
-                    on_text(chunk)
-        return "".join(texts)
-
-    def _failure(self, message: str) -> ProviderFailure:
-        return ProviderFailure(ProviderFailed(f"{self._name}: {message}", charged=True), Billing.BILLED)
-
-
-def _load_function(field: str, path: str, folder: Path) -> AnswerFunction:
-    try:
-        function = load_callable(path, folder)
-        _check_signature(path, function)
-    except ConfigError as error:
-        raise ConfigError(f"{field}: {error.message}") from error
-    return function
-
-
-def _check_signature(path: str, function: Callable[..., object]) -> None:
-    """Raise `ConfigError` if a function cannot take a request, or answers in a way that no function may."""
-    if inspect.isgeneratorfunction(function):
-        raise ConfigError(f"{path} yields without async: make it an `async def` that yields text, or return the text")
-    try:
-        signature = inspect.signature(function)
-        with contextlib.suppress(Exception):
-            # An annotation may be any expression, and fail as any.
-            signature = inspect.signature(function, eval_str=True)
-    except (TypeError, ValueError):
-        # What is written in C may have none.
-        return
-    try:
-        first = next(iter(signature.bind(None).arguments))
-    except TypeError:
-        raise ConfigError(f"{path}{signature} cannot be called with one argument: {GIVEN}") from None
-    annotation = signature.parameters[first].annotation
-    options = get_args(annotation) if get_origin(annotation) in {Union, types.UnionType} else (annotation,)
-    if not any(_may_be_request(get_origin(option) or option) for option in options):
-        raise ConfigError(f"{path}{signature} does not take what it is given: {GIVEN}")
-
-
-def _may_be_request(annotation: object) -> bool:
-    """Whether a value of this annotation may be a request; what is no class may be."""
-    if not isinstance(annotation, type) or annotation in {Any, inspect.Parameter.empty}:
-        return True
-    try:
-        return issubclass(InvokeRequest, annotation)
-    except TypeError:
-        # A protocol is no class that can be asked.
-        return True
-
-
-def _is_about_the_request(error: BaseException, request: InvokeRequest) -> bool:
-    """Whether the function failed because it took its request for something else, such as text."""
-    if isinstance(error, AttributeError):
-        return error.obj is request
-    return isinstance(error, TypeError) and InvokeRequest.__name__ in str(error)
+    async def _until(self, ends_at: float, waiting: Awaitable[_Waited]) -> _Waited:
+        """Wait for what is needed before the function is called. Raises `ProviderFailure` after the deadline."""
+        try:
+            async with asyncio.timeout_at(ends_at):
+                return await waiting
+        except TimeoutError:
+            failure = TimedOut(f"{self._name}: the deadline passed before its process was ready")
+            raise ProviderFailure(failure, Billing.UNBILLED) from None

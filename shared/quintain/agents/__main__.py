@@ -11,12 +11,10 @@ import argparse
 import asyncio
 import inspect
 import json
-import os
 import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 from quintain.agents.conversation import AgentError, Conversation, TurnInput, TurnReport
@@ -24,34 +22,24 @@ from quintain.agents.recognition import load_agent
 from quintain.config.python_imports import describe_raised
 from quintain.contracts.agents import AgentStep
 from quintain.errors import ConfigError
+from quintain.programs.line_wire import LineWire
 
 
 class Wire:
-    """The lines of the protocol, on descriptors of their own.
-
-    The agent has an empty standard input, and its standard output is standard error.
-    """
+    """The messages of the protocol: one line each."""
 
     def __init__(self) -> None:
-        self._input, self._output = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-        self._lock = Lock()  # an agent may report from threads of its own
-        empty = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(empty, 0)
-        os.close(empty)
-        os.dup2(2, 1)
+        self._lines = LineWire()
 
     def receive(self) -> dict[str, Any] | None:
         """Return the next message; None at the end."""
-        line = self._input.readline()
+        line = self._lines.input.readline()
         message: dict[str, Any] | None = json.loads(line) if line else None
         return message
 
     def send(self, **message: Any) -> None:
         """Send one message."""
-        line = json.dumps(message, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
-        with self._lock:
-            self._output.write(line)
-            self._output.flush()
+        self._lines.write(json.dumps(message, ensure_ascii=False).encode("utf-8", "replace"))
 
 
 class AgentProgram:

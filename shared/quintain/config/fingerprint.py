@@ -2,9 +2,9 @@
 
 The configuration counts with its ``${{ }}`` resolved, programs and modules by their bytes, whatever their paths, and
 secrets not at all. What a Python program or module imports from its own folders counts with it. A program counts as it
-is when it is started, a module as it was when the worker imported it. Not seen: what else a program or module reads,
-unless ``depends_on`` names it, and what a model's provider changes behind an unchanged name. A hosted target's factory
-has a fingerprint of its own.
+is when it is started; the module of a process that is kept as it was at first and as it is now. Not seen: what else a
+program or module reads, unless ``depends_on`` names it, and what a model's provider changes behind an unchanged name. A
+hosted target's factory has a fingerprint of its own.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from pathlib import Path
 from pydantic import BaseModel, SecretStr
 
 from quintain.config.http_targets import HttpTarget
-from quintain.config.program_targets import AgentTarget, CommandTarget, ProgramTarget
+from quintain.config.program_targets import AgentTarget, CommandTarget, ProgramTarget, PythonTarget
 from quintain.config.python_imports import PythonImports, command_imports, module_file, module_imports
-from quintain.config.targets import PythonTarget, TargetConfig, TargetTarget
+from quintain.config.targets import TargetConfig, TargetTarget
 from quintain.errors import ConfigError
 from quintain.programs.program import executable_of
 
@@ -34,6 +34,7 @@ KEYS_WITHOUT_EFFECT = frozenset(
         "judge_target",
         "max_concurrency",
         "worker_concurrency",
+        "processes",
         "quota",
         "adaptive",
         "timeout_seconds",
@@ -109,9 +110,14 @@ def command_digests(command: Sequence[str], folder: Path, env: Mapping[str, str]
 def module_digests(reference: str, folder: Path) -> tuple[str | None, PythonImports]:
     """The digest of the file of ``module:name``, looked for in this folder first, or None if it has none; and what it
     imports."""
+    file, imports = _module_with_imports(reference, folder)
+    return None if file is None else file_digest(file), imports
+
+
+def _module_with_imports(reference: str, folder: Path) -> tuple[Path | None, PythonImports]:
     name = reference.partition(":")[0]
     found = module_file(name, [folder, *(Path(entry or ".") for entry in sys.path)])
-    return None if found is None else file_digest(found[0]), module_imports(name, folder, found)
+    return None if found is None else found[0], module_imports(name, folder, found)
 
 
 def import_digests(files: Mapping[str, Path]) -> list[dict[str, str]]:
@@ -136,7 +142,7 @@ def target_fingerprints(
     targets: Mapping[str, TargetConfig], folder: Path, env: Mapping[str, str]
 ) -> dict[str, TargetFingerprint]:
     """The fingerprint of each of these resolved targets, as a function: the program of a command, and what
-    ``depends_on`` names, may change while it is served. The module of a Python target is read here, once.
+    ``depends_on`` names, may change while it is served.
 
     ``folder`` is the configuration's. Raises `ConfigError` where a file that ``depends_on`` names cannot be read.
     """
@@ -179,31 +185,27 @@ def _values_reader(target: TargetConfig, folder: Path, env: Mapping[str, str]) -
     }
     if isinstance(target, HttpTarget):
         values["headers"] = target.public_headers
-    module: list[object] = []
-    late: dict[str, Path] = {}
-    if isinstance(target, PythonTarget):
-        digest, imports = module_digests(target.callable, folder)
-        early = {name: file for name, file in imports.files.items() if name not in imports.late}
-        late = {name: imports.files[name] for name in imports.late}
-        module = [target.callable, digest, *import_digests(early)]
+    modules: dict[str, Path] = {}
+    if isinstance(target, PythonTarget) and "callable" not in target.replica_fields:
+        file, imports = _module_with_imports(target.callable, folder)
+        modules = {**imports.files, **({} if file is None else {target.callable: file})}
 
     def read_changing() -> object:
         digests = dependency_digests(target.depends_on, folder)
         if isinstance(target, AgentTarget):
-            # Its processes are started as they are needed, and kept.
             digest, imports = module_digests(target.agent, folder / (target.cwd or "."))
             return [digests, digest, *import_digests(imports.files)]
-        return [digests, *import_digests(late)] if late else digests
+        # Others are imported only once one of these has changed.
+        return [digests, *import_digests(modules)] if modules else digests
 
-    first = read_changing() if module or isinstance(target, AgentTarget) else None
+    # Its processes are started as they are needed, and kept.
+    first = read_changing() if isinstance(target, AgentTarget | PythonTarget) else None
 
     def read() -> dict[str, object]:
         changing = read_changing()
-        # A module may have read them when it was imported, or read them at each call: both states count.
+        # A process may have read them when it was started, or read them at each call: both states count.
         both = changing if first is None or first == changing else [first, changing]
         current: dict[str, object] = {**values, "depends_on": both}
-        if module:
-            current["callable"] = module
         if isinstance(target, CommandTarget):
             cwd, own_env = folder / (target.cwd or "."), {**env, **target.env}
             imported = import_digests(command_imports(target.command, cwd, own_env).files)

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from quintain.config.nested_models import TargetChildSession
+from quintain.config.nested_models import Positive, TargetChildSession
 from quintain.config.secrets import without_references
 from quintain.config.target_fields import PythonReference, TargetFields, TimeLimit, WatchedTarget
 from quintain.programs.agent_urls import BASE_URL
@@ -86,13 +86,28 @@ PRESETS: Mapping[PresetName, Preset] = {
 }
 
 
-class ProgramTarget(TargetFields, WatchedTarget):
-    """Fields of every target that is a program."""
+class _StartedTarget(TargetFields):
+    """Fields of every target that runs in processes of its own."""
 
     env: dict[str, str] = Field(default_factory=dict)
     """Environment variables of the program."""
     env_from: list[str] = Field(default_factory=list)
     """Names of variables that it also gets from the worker's environment."""
+
+
+class PythonTarget(_StartedTarget):
+    """A Python function ``module:function``; modules next to the configuration file can be imported."""
+
+    provider: Literal["python"]
+    callable: PythonReference
+    """The function as module:function; it takes an InvokeRequest, and returns text or yields chunks of it."""
+    processes: Positive = 1
+    """How many processes of each worker share its calls; each imports the module once."""
+
+
+class ProgramTarget(_StartedTarget, WatchedTarget):
+    """Fields of every target that is a program."""
+
     run_as: str | None = None
     """The name of the user whose rights the program has. If absent, the worker's."""
     sandbox: SandboxOption = None

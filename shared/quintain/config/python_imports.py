@@ -81,8 +81,6 @@ _PYTHONS = frozenset({"python", "pypy", "uv"})
 #: Folders of installed packages; what is imported there changes with their versions, and is not followed.
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
 
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
-
 #: The endings of modules that have no source.
 _COMPILED = (*importlib.machinery.EXTENSION_SUFFIXES, *importlib.machinery.BYTECODE_SUFFIXES)
 
@@ -96,25 +94,21 @@ _SEARCHES = frozenset({"path", "meta_path", "path_hooks"})
 
 @dataclass(slots=True)
 class PythonImports:
-    """Imported files by module name.
-
-    ``late`` are the modules that only functions import, when they are called; ``unread`` says what was not followed.
-    """
+    """Imported files by module name; ``unread`` says what was not followed."""
 
     files: dict[str, Path] = field(default_factory=dict)
-    late: set[str] = field(default_factory=set)
     unread: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """The modules that one file may import, each with whether only its functions do, and why others are not known.
+    """The modules that one file may import, and why others are not known.
 
     A relative name begins with its dots; one that ends with ``.*`` is of all that a package lists in ``__all__``.
     ``exports`` is that list of this file, None if it is made as it runs.
     """
 
-    imports: tuple[tuple[str, bool], ...] = ()
+    imports: tuple[str, ...] = ()
     unread: str | None = None
     exports: tuple[str, ...] | None = ()
 
@@ -146,7 +140,7 @@ def module_imports(name: str, folder: Path, found: tuple[Path, Path] | None) -> 
         imports.unread.append(f"{file} is an installed package's")
     else:
         # By its name, because its packages are imported before it.
-        imports = _followed(_Source(((name, False),)), [folder, base])
+        imports = _followed(_Source((name,)), [folder, base])
         imports.files.pop(name, None)
     return imports
 
@@ -168,7 +162,7 @@ def command_imports(command: Sequence[str], folder: Path, env: Mapping[str, str]
     if is_python and option == "-c":
         return _followed(_source_in(value), [folder, *folders])
     if is_python and option == "-m" and module_file(value, [folder, *folders]):
-        return _followed(_Source(((value, False), (f"{value}.__main__", False))), [folder, *folders])
+        return _followed(_Source((value, f"{value}.__main__")), [folder, *folders])
     return PythonImports(unread=[f"{' '.join(command[:3])} is no Python program of this folder"])
 
 
@@ -188,7 +182,7 @@ def _python_script(program: str, arguments: Sequence[str], folder: Path) -> Path
 
 
 def _followed(source: _Source, folders: Sequence[Path], module: str = _SCRIPT, package: str = "") -> PythonImports:
-    """What a module imports from these folders, and what that imports. What functions import is followed last."""
+    """What a module imports from these folders, and what that imports."""
     imports = PythonImports()
     here: set[str] = set()
     for folder in folders:
@@ -197,26 +191,22 @@ def _followed(source: _Source, folders: Sequence[Path], module: str = _SCRIPT, p
         except OSError:
             imports.unread.append(f"{folder} cannot be read")
     find = functools.cache(lambda name: tuple(_files_of(name, folders, imports.unread)))
-    at_import, in_functions = list[tuple[str, Path]](), list[tuple[str, Path]]()
+    waiting = list[tuple[str, Path]]()
 
-    def follow(importer: str, package: str, source: _Source, *, is_late: bool) -> None:
+    def follow(importer: str, package: str, source: _Source) -> None:
         if source.unread is not None:
             imports.unread.append(f"{importer}: {source.unread}" if importer != _SCRIPT else source.unread)
-        for imported, in_function in source.imports:
-            waiting = in_functions if is_late or in_function else at_import
+        for imported in source.imports:
             with contextlib.suppress(ImportError):
                 name = importlib.util.resolve_name(imported, package)
                 waiting.extend(find(name) if name.partition(".")[0] in here else ())
 
-    follow(module, package, source, is_late=False)
-    while at_import or in_functions:
-        is_late = not at_import
-        name, file = (at_import or in_functions).pop()
+    follow(module, package, source)
+    while waiting:
+        name, file = waiting.pop()
         if name not in imports.files and name != module:
             imports.files[name] = file
-            if is_late:
-                imports.late.add(name)
-            follow(name, _package(name, file), _source_of(file), is_late=is_late)
+            follow(name, _package(name, file), _source_of(file))
     return imports
 
 
@@ -272,23 +262,22 @@ def _source_in(text: str | bytes) -> _Source:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return _Source(unread="it is no Python that this interpreter can parse")
-    imports: list[tuple[str, bool]] = []
+    imports: list[str] = []
     exports: list[str] | None = []
     unread: str | None = None
     # Not by recursion: an expression may be nested more deeply than Python's stack allows.
-    waiting: list[tuple[ast.AST, bool]] = [(tree, False)]
+    waiting: list[ast.AST] = [tree]
     while waiting:
-        node, in_function = waiting.pop()
+        node = waiting.pop()
         names = _names_imported(node)
         if names is None:
             unread = "it imports by names or folders that are made as it runs"
-        imports.extend((name, in_function) for name in names or ())
+        imports.extend(names or ())
         if (listed := _exports_in(node)) is not None:
             exports = None if exports is None or not listed else [*exports, *listed]
-        in_function = in_function or isinstance(node, _FUNCTIONS)
         # The function of a call that was read is not what is called by another name.
         read = node.func if isinstance(node, ast.Call) and names else None
-        waiting.extend((child, in_function) for child in ast.iter_child_nodes(node) if child is not read)
+        waiting.extend(child for child in ast.iter_child_nodes(node) if child is not read)
     return _Source(tuple(dict.fromkeys(imports)), unread, None if exports is None else tuple(exports))
 
 

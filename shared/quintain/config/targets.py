@@ -17,8 +17,8 @@ from pydantic import BeforeValidator, Field, FiniteFloat, SecretStr, ValidationI
 
 from quintain.config.http_targets import HttpTarget
 from quintain.config.nested_models import MockUsage, Positive, StrictModel, TargetChildSession, TargetSettings
-from quintain.config.program_targets import AgentTarget, CommandTarget
-from quintain.config.target_fields import PythonReference, TargetFields, WatchedTarget, is_unresolved
+from quintain.config.program_targets import AgentTarget, CommandTarget, PythonTarget
+from quintain.config.target_fields import TargetFields, WatchedTarget, is_unresolved
 from quintain.contracts.api_request import ApiName
 from quintain.contracts.invoke import InvokeSettings
 from quintain.contracts.ledger import TargetCard
@@ -87,8 +87,7 @@ def quota_of(target: TargetConfig, quotas: Mapping[str, QuotaConfig]) -> QuotaCa
     else:
         # Of other vendors only the vendor is known where no URL is given.
         own = target.url if isinstance(target, OpenAITarget | AnthropicTarget) else target.base_url
-        url, model = own or target.model.partition(":")[0], target.model
-        key = "" if target.api_key is None else target.api_key.get_secret_value().strip()
+        url, key, model = own or target.model.partition(":")[0], target.key, target.model
 
     def digest(*parts: str) -> str:
         return hmac.new(key.encode(), "\n".join((target.provider, url, *parts)).encode(), hashlib.sha256).hexdigest()
@@ -145,6 +144,11 @@ class ModelTarget(TargetFields):
     """Whether it has the quota of its provider, URL, key and model, whose limits are found, where it names none."""
     settings: TargetSettings | None = None
     """Other settings of calls that set none themselves."""
+
+    @property
+    def key(self) -> str:
+        """The key of its provider; empty where it has none."""
+        return "" if self.api_key is None else self.api_key.get_secret_value().strip()
 
     @property
     def default_settings(self) -> InvokeSettings:
@@ -266,14 +270,6 @@ class PydanticAITarget(ModelTarget):
         if not (vendor and colon and name) and not is_unresolved(model, info):
             raise ValueError("write it as vendor:model, such as mistral:mistral-large-latest")
         return model
-
-
-class PythonTarget(TargetFields):
-    """A Python function ``module:function``; modules next to the configuration file can be imported."""
-
-    provider: Literal["python"]
-    callable: PythonReference
-    """The function as module:function; it takes an InvokeRequest, and returns text or yields chunks of it."""
 
 
 class MockTarget(TargetFields):

@@ -6,49 +6,106 @@ import asyncio
 import contextlib
 import itertools
 import sys
-import threading
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from quintain.config.targets import PythonTarget
+from quintain.config.program_targets import PythonTarget
 from quintain.contracts.invoke import InvokeRequest, TokenUsage
-from quintain.errors import BadRequest, ConfigError, ProviderFailed, TargetUnavailable, TimedOut
-from quintain_worker.providers.factory import build_provider, check_program
-from quintain_worker.providers.provider import Billing, Provider, ProviderAnswer, ProviderContext, ProviderFailure
+from quintain.contracts.quota import TryOutcome
+from quintain.errors import BadRequest, ConfigError, ProviderFailed, ReplyTooLarge, TargetUnavailable, TimedOut
+from quintain.programs.program import Program
+from quintain_worker.providers import kept_process
+from quintain_worker.providers.factory import build_provider, check_program, check_provider
+from quintain_worker.providers.kept_process import KeptProcess, RunningProcess
+from quintain_worker.providers.provider import (
+    Billing,
+    CallHolder,
+    Provider,
+    ProviderAnswer,
+    ProviderContext,
+    ProviderFailure,
+    StartedProvider,
+)
 from quintain_worker.providers.python_callable import PythonProvider
+from quintain_worker.providers.python_function import load_function, wrong_uses
+from support.waiting import wait_until
 
 QUESTION = InvokeRequest(question="How are you?")
 _numbers = itertools.count()
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    """A configuration's folder, forgotten again by the interpreter."""
+def folder(tmp_path: Path) -> Path:
+    """A configuration's folder."""
+    return tmp_path
+
+
+class Module:
+    """Writes modules that this process may import."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(self, code: str) -> str:
+        name = f"bot_{next(_numbers)}"
+        (self.folder / f"{name}.py").write_text(code)
+        return name
+
+
+@pytest.fixture
+def module(tmp_path: Path) -> Iterator[Module]:
+    """Writes modules, which the interpreter forgets again."""
     paths, modules = list(sys.path), set(sys.modules)
-    yield tmp_path
+    yield Module(tmp_path)
     sys.path[:] = paths
     for name in set(sys.modules) - modules:
         if name.startswith("bot_"):
             del sys.modules[name]
 
 
-def make_provider(folder: Path, code: str, function: str = "run") -> Provider:
-    module = f"bot_{next(_numbers)}"
-    (folder / f"{module}.py").write_text(code, encoding="utf-8")
-    target = PythonTarget(provider="python", callable=f"{module}:{function}", max_concurrency=4)
-    return build_provider("it", target, ProviderContext(folder, {}))
+def make_provider(
+    folder: Path, code: str, worker_env: Mapping[str, str] | None = None, **options: Any
+) -> PythonProvider:
+    (folder / "bot.py").write_text(code, encoding="utf-8")
+    target = PythonTarget(provider="python", callable="bot:run", **options)
+    provider = build_provider("it", target, ProviderContext(folder, worker_env or {}))
+    assert isinstance(provider, PythonProvider)
+    return provider
 
 
-async def answer_of(provider: Provider, *, timeout_seconds: float = 10) -> ProviderAnswer:
+@contextlib.asynccontextmanager
+async def started(
+    folder: Path, code: str, worker_env: Mapping[str, str] | None = None, **options: Any
+) -> AsyncIterator[PythonProvider]:
+    """A provider whose processes run."""
+    provider = make_provider(folder, code, worker_env, **options)
+    await provider.start()
+    try:
+        yield provider
+    finally:
+        await provider.close()
+
+
+def ask(provider: Provider, question: str, seconds: float = 60) -> asyncio.Task[ProviderAnswer]:
+    """Ask a question in a task."""
+    return asyncio.create_task(provider.answer(InvokeRequest(question=question), timeout_seconds=seconds))
+
+
+async def text_of(provider: Provider, question: str) -> str:
+    return (await ask(provider, question)).text
+
+
+async def answer_of(provider: Provider, *, timeout_seconds: float = 60) -> ProviderAnswer:
     try:
         return await provider.answer(QUESTION, timeout_seconds=timeout_seconds)
     finally:
         await provider.close()
 
 
-async def failure(provider: Provider, *, timeout_seconds: float = 10) -> ProviderFailure:
+async def failure(provider: Provider, *, timeout_seconds: float = 60) -> ProviderFailure:
     with pytest.raises(ProviderFailure) as caught:
         await answer_of(provider, timeout_seconds=timeout_seconds)
     return caught.value
@@ -81,98 +138,110 @@ def run(request):
 async def test_an_async_generator_yields_its_text_in_pieces(folder: Path) -> None:
     provider = make_provider(folder, "async def run(r):\n    for word in ('one ', '', 'two'):\n        yield word")
     heard: list[str] = []
-    assert await provider.answer(QUESTION, timeout_seconds=10, on_text=heard.append) == ProviderAnswer(text="one two")
+    assert await provider.answer(QUESTION, timeout_seconds=60, on_text=heard.append) == ProviderAnswer(text="one two")
     assert heard == ["one ", "two"]
     assert await answer_of(provider) == ProviderAnswer(text="one two")
-
-
-async def test_a_deadline_ends_an_async_generator() -> None:
-    ended = asyncio.Event()
-
-    async def run(_request: InvokeRequest) -> AsyncGenerator[str, None]:
-        try:
-            yield "one "
-            await asyncio.Event().wait()
-        finally:
-            ended.set()
-
-    heard: list[str] = []
-    provider = PythonProvider("it", run, threads=1)
-    with pytest.raises(ProviderFailure) as caught:
-        await provider.answer(QUESTION, timeout_seconds=0.05, on_text=heard.append)
-    assert isinstance(caught.value.fault, TimedOut)
-    assert (caught.value.billing, heard, ended.is_set()) == (Billing.UNKNOWN, ["one "], True)
-    await provider.close()
 
 
 async def test_a_function_that_returns_its_text_is_not_heard(folder: Path) -> None:
     heard: list[str] = []
     provider = make_provider(folder, "def run(r): return 'whole'")
-    assert (await provider.answer(QUESTION, timeout_seconds=10, on_text=heard.append)).text == "whole"
+    assert (await provider.answer(QUESTION, timeout_seconds=60, on_text=heard.append)).text == "whole"
     assert heard == []
     await provider.close()
 
 
-async def test_a_module_may_import_its_neighbours(folder: Path) -> None:
-    (folder / "bot_neighbour.py").write_text("WORD = 'hello'", encoding="utf-8")
-    assert (
-        await answer_of(make_provider(folder, "from bot_neighbour import WORD\ndef run(r): return WORD"))
-    ).text == "hello"
+async def test_a_module_may_import_and_read_its_neighbours(folder: Path) -> None:
+    (folder / "neighbour.py").write_text("WORD = 'hello'", encoding="utf-8")
+    code = "from neighbour import WORD\ndef run(r): return WORD + open('neighbour.py').read()"
+    assert (await answer_of(make_provider(folder, code))).text == "helloWORD = 'hello'"
 
 
-async def test_functions_run_in_threads_as_many_as_the_target_may_have_in_flight() -> None:
-    together = threading.Barrier(4, timeout=10)
+TOGETHER = """
+import os, threading
+together = threading.Barrier(4)
 
-    def run(_request: InvokeRequest) -> str:
-        together.wait()
-        return "all here"
-
-    provider = PythonProvider("it", run, threads=4)
-    answers = await asyncio.gather(*(provider.answer(QUESTION, timeout_seconds=10) for _ in range(4)))
-    await provider.close()
-    assert [answer.text for answer in answers] == ["all here"] * 4
+def run(request):
+    together.wait()
+    return str(os.getpid())
+"""
 
 
-@pytest.mark.parametrize(
-    ("code", "says"),
-    [
-        ("def run(r): raise RuntimeError('the key is canary')", "it: the function raised RuntimeError"),
-        ("async def run(r): raise TimeoutError('canary')", "it: the function raised TimeoutError"),
-        ("def run(r): raise SystemExit('canary')", "it: the function raised SystemExit"),
-        ("def run(r): return None + len('canary')", "it: the function raised TypeError"),
-        ("def run(r): return 'canary'.nothing", "it: the function raised AttributeError"),
-        ("def run(r): return {'canary': 1}", "it: the function returned dict, not str or ProviderAnswer"),
-        ("async def run(r):\n    yield 'a'\n    yield 5", "it: the function yielded int, not str"),
-        ("async def run(r):\n    yield 'a'\n    raise KeyError('canary')", "it: the function raised KeyError"),
-        (
-            "def run(r): return (word for word in 'canary')",
-            "it: the function returned generator, not str or ProviderAnswer",
-        ),
-    ],
-)
-async def test_what_a_function_does_wrong_is_charged_and_told_by_its_class_alone(
-    folder: Path, code: str, says: str
-) -> None:
-    failed = await failure(make_provider(folder, code))
-    assert isinstance(failed.fault, ProviderFailed)
-    assert (failed.fault.message, failed.fault.charged) == (says, True)
-    assert (failed.billing, failed.retryable) == (Billing.BILLED, False)
+async def test_functions_run_in_threads_of_one_process(folder: Path) -> None:
+    async with started(folder, TOGETHER) as provider:
+        answers = await asyncio.gather(*(text_of(provider, "q") for _ in range(8)))
+    assert len(set(answers)) == 1
+
+
+async def test_calls_are_spread_over_processes_that_are_kept(folder: Path) -> None:
+    code = """
+import asyncio, os, pathlib
+
+async def run(request):
+    pathlib.Path(f"{os.getpid()}.pid").touch()
+    while len(list(pathlib.Path().glob("*.pid"))) < 2:
+        await asyncio.sleep(0.01)
+    return str(os.getpid())
+"""
+    async with started(folder, code, processes=2) as provider:
+        pids = {answer.text for answer in await asyncio.gather(ask(provider, "a"), ask(provider, "b"))}
+        again = {answer.text for answer in await asyncio.gather(ask(provider, "a"), ask(provider, "b"))}
+    assert (len(pids), again) == (2, pids)
+
+
+#: Each is another function of one process: what one does wrong, and what is told of it.
+WRONG = {
+    "def run(r): raise RuntimeError('the key is canary')": "the function raised RuntimeError",
+    "async def run(r): raise TimeoutError('canary')": "the function raised TimeoutError",
+    "def run(r): raise SystemExit('canary')": "the function raised SystemExit",
+    "async def run(r): raise SystemExit('canary')": "the function raised SystemExit",
+    "import asyncio\nasync def run(r): raise asyncio.CancelledError": "the function raised CancelledError",
+    "def run(r): return None + len('canary')": "the function raised TypeError",
+    "def run(r): return 'canary'.nothing": "the function raised AttributeError",
+    "def run(r): return {'canary': 1}": "the function returned dict, not str or ProviderAnswer",
+    "async def run(r):\n    yield 'a'\n    yield 5": "the function yielded int, not str",
+    "async def run(r):\n    yield 'a'\n    raise KeyError('canary')": "the function raised KeyError",
+    "def run(r): return (word for word in 'canary')": "the function returned generator, not str or ProviderAnswer",
+}
+
+#: Runs the function that the question defines.
+ANY = """
+def run(request):
+    names = {}
+    exec(request.question, names)
+    return names["run"](request)
+"""
+
+
+async def failures_of(folder: Path, codes: Iterable[str]) -> dict[str, ProviderFailure]:
+    """How each of these functions fails, all in one process."""
+    async with started(folder, ANY) as provider:
+        ended = await asyncio.gather(*(ask(provider, code) for code in codes), return_exceptions=True)
+    return {code: each for code, each in zip(codes, ended, strict=True) if isinstance(each, ProviderFailure)}
+
+
+async def test_what_a_function_does_wrong_is_charged_and_told_by_its_class_alone(folder: Path) -> None:
+    failed = await failures_of(folder, WRONG)
+    assert {code: each.fault.message for code, each in failed.items()} == {
+        code: f"it: {says}" for code, says in WRONG.items()
+    }
+    assert {(type(each.fault), each.fault.charged, each.billing, each.retryable) for each in failed.values()} == {
+        (ProviderFailed, True, Billing.BILLED, False)
+    }
 
 
 TEXT_USES = ["prompt.upper()", "'a ' + prompt", "prompt[0]", "str(len(prompt))"]
+KINDS = ["def run(prompt): return", "async def run(prompt): return", "async def run(prompt):\n yield"]
 
 
-@pytest.mark.parametrize("use", [*TEXT_USES, "__import__('re').sub('a', 'b', prompt)"])
-@pytest.mark.parametrize(
-    "kind", ["def run(prompt): return", "async def run(prompt): return", "async def run(prompt):\n yield"]
-)
-async def test_a_function_that_takes_its_request_for_text_is_told_so_uncharged(
-    folder: Path, kind: str, use: str
-) -> None:
-    failed = await failure(make_provider(folder, f"{kind} {use}"))
-    assert isinstance(failed.fault, TargetUnavailable)
-    assert "InvokeRequest" in failed.fault.message
-    assert (failed.billing, failed.fault.charged, failed.retryable) == (Billing.UNBILLED, False, False)
+async def test_a_function_that_takes_its_request_for_text_is_told_so_uncharged(folder: Path) -> None:
+    codes = [f"{kind} {use}" for kind in KINDS for use in [*TEXT_USES, "__import__('re').sub('a', 'b', prompt)"]]
+    failed = await failures_of(folder, codes)
+    assert failed.keys() == {*codes}
+    assert all("InvokeRequest" in each.fault.message for each in failed.values())
+    assert {(type(each.fault), each.fault.charged, each.billing, each.retryable) for each in failed.values()} == {
+        (TargetUnavailable, False, Billing.UNBILLED, False)
+    }
 
 
 @pytest.mark.parametrize(
@@ -194,11 +263,15 @@ async def test_a_function_that_takes_its_request_for_text_is_told_so_uncharged(
         ("def run(prompt): return ''.join(word for word in prompt)", True),
     ],
 )
-def test_check_finds_a_function_that_takes_its_request_for_text(folder: Path, code: str, *, is_wrong: bool) -> None:
-    (folder / "bot_text.py").write_text(code)
-    target = PythonTarget(provider="python", callable="bot_text:run")
-    warnings = check_program("it", target, ProviderContext(folder, {}), set())
-    assert ["targets.it.callable" in warning for warning in warnings] == ([True] if is_wrong else [])
+def test_a_function_that_takes_its_request_for_text_is_found(module: Module, code: str, *, is_wrong: bool) -> None:
+    assert bool(wrong_uses(load_function(f"{module(code)}:run", module.folder))) is is_wrong
+
+
+def test_check_warns_of_a_function_that_takes_its_request_for_text(folder: Path) -> None:
+    (folder / "bot.py").write_text("def run(prompt): return prompt.upper()")
+    target = PythonTarget(provider="python", callable="bot:run")
+    (warning,) = check_provider("it", target, ProviderContext(folder, {}))
+    assert warning.startswith("targets.it.callable: bot:run: `prompt.upper")
 
 
 @pytest.mark.parametrize(
@@ -219,84 +292,275 @@ def test_check_finds_a_function_that_takes_its_request_for_text(folder: Path, co
         ("run = str", False),
     ],
 )
-def test_a_signature_that_cannot_take_a_request_stops_the_start(folder: Path, code: str, *, is_wrong: bool) -> None:
-    with pytest.raises(ConfigError, match=r"targets\.it\.callable: bot_") if is_wrong else contextlib.nullcontext():
-        make_provider(folder, code)
+def test_a_signature_that_cannot_take_a_request_is_refused(module: Module, code: str, *, is_wrong: bool) -> None:
+    with pytest.raises(ConfigError, match="bot_") if is_wrong else contextlib.nullcontext():
+        load_function(f"{module(code)}:run", module.folder)
 
 
 async def test_a_function_may_judge_its_own_failure(folder: Path) -> None:
     code = """
+from quintain.contracts.quota import TryOutcome
 from quintain.errors import BadRequest
 from quintain_worker.providers.provider import Billing, ProviderFailure
 
 def run(request):
-    raise ProviderFailure(BadRequest("question: too short"), Billing.UNBILLED)
+    fault = BadRequest("question: too short")
+    raise ProviderFailure(fault, Billing.UNBILLED, retry_after_seconds=3, outcome=TryOutcome.THROTTLED)
 """
     failed = await failure(make_provider(folder, code))
     assert isinstance(failed.fault, BadRequest)
-    assert failed.billing is Billing.UNBILLED
+    assert (failed.fault.message, failed.fault.charged) == ("question: too short", False)
+    assert (failed.billing, failed.retryable, failed.retry_after_seconds) == (Billing.UNBILLED, False, 3)
+    assert failed.outcome is TryOutcome.THROTTLED
 
 
-async def test_a_deadline_is_in_doubt_for_a_coroutine() -> None:
-    stopped = asyncio.Event()
+WAITING = """
+import asyncio, pathlib, time
 
-    async def run(_request: InvokeRequest) -> str:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            stopped.set()
-        return "never"
-
-    failed = await failure(PythonProvider("it", run, threads=1), timeout_seconds=0.05)
-    assert isinstance(failed.fault, TimedOut)
-    assert (failed.billing, failed.retryable) == (Billing.UNKNOWN, False)
-    assert stopped.is_set()
-
-
-async def test_a_deadline_is_in_doubt_for_a_thread_which_runs_on() -> None:
-    finish, finished = threading.Event(), threading.Event()
-
-    def run(_request: InvokeRequest) -> str:
-        finish.wait(10)
-        finished.set()
-        return "too late"
-
-    failed = await failure(PythonProvider("it", run, threads=1), timeout_seconds=0.05)
-    assert isinstance(failed.fault, TimedOut)
-    assert failed.billing is Billing.UNKNOWN
-    finish.set()
-    assert await asyncio.to_thread(finished.wait, 10)
-
-
-async def test_a_cancelled_call_is_cancelled() -> None:
-    began = asyncio.Event()
-
-    async def run(_request: InvokeRequest) -> str:
-        began.set()
+async def run(request):
+    try:
+        pathlib.Path("began").touch()
         await asyncio.Event().wait()
-        return "never"
+    finally:
+        pathlib.Path("ended").touch()
+"""
 
-    provider = PythonProvider("it", run, threads=1)
-    call = asyncio.create_task(answer_of(provider))
-    await began.wait()
+PIECES = WAITING.replace("await asyncio.Event().wait()", "yield 'one '\n        await asyncio.Event().wait()")
+
+
+@pytest.mark.parametrize(("code", "pieces"), [(WAITING, []), (PIECES, ["one "])])
+async def test_a_deadline_is_in_doubt_and_cancels_what_runs_on_the_loop(
+    folder: Path, code: str, pieces: list[str]
+) -> None:
+    heard: list[str] = []
+    async with started(folder, code) as provider:
+        with pytest.raises(ProviderFailure) as caught:
+            await provider.answer(QUESTION, timeout_seconds=2, on_text=heard.append)
+        await wait_until((folder / "ended").exists)
+    assert isinstance(caught.value.fault, TimedOut)
+    assert (caught.value.billing, caught.value.retryable, heard) == (Billing.UNKNOWN, False, pieces)
+
+
+async def test_a_cancelled_call_is_cancelled(folder: Path) -> None:
+    async with started(folder, WAITING) as provider:
+        call = ask(provider, "q")
+        await wait_until((folder / "began").exists)
+        await cancel(call)
+        await wait_until((folder / "ended").exists)
+
+
+@contextlib.asynccontextmanager
+async def process_of(folder: Path, code: str) -> AsyncIterator[RunningProcess]:
+    """The process of a function."""
+    (folder / "bot.py").write_text(code)
+    argv = [sys.executable, "-P", "-m", "quintain_worker.providers.python_process", "it", "bot:run"]
+    kept = KeptProcess("it", Program(argv=argv, cwd=folder, env={}))
+    try:
+        yield await kept.ready()
+    finally:
+        await kept.close()
+
+
+def call_in(process: RunningProcess, question: str) -> asyncio.Task[ProviderAnswer]:
+    """Run a call in a process, whose deadline is far."""
+    wire, ends_at = InvokeRequest(question=question).to_wire(), asyncio.get_running_loop().time() + 600
+    return asyncio.create_task(process.call(wire, ends_at, None))
+
+
+async def cancel(call: asyncio.Task[ProviderAnswer]) -> None:
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
 
 
+async def test_a_call_that_is_cancelled_at_once_ends(folder: Path) -> None:
+    async with process_of(folder, WAITING) as process:
+        call = call_in(process, "q")
+        await asyncio.sleep(0)
+        await cancel(call)
+        await wait_until(lambda: process.load == 0)
+
+
+#: Sleeps without end in a thread, unless it is asked something else.
+HANGING = """
+import os, pathlib, time
+
+def run(request):
+    if request.question == "hang":
+        pathlib.Path("began").touch()
+        time.sleep(1000)
+    while request.question == "wait" and not pathlib.Path("go").exists():
+        time.sleep(0.01)
+    return str(os.getpid())
+"""
+
+
+async def test_a_thread_that_hangs_after_its_deadline_ends_its_process_after_the_other_calls(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept_process, "GRACE_SECONDS", 0.01)
+    async with started(folder, HANGING) as provider:
+        pid = await text_of(provider, "who")
+        neighbour = ask(provider, "wait")
+        with pytest.raises(ProviderFailure) as caught:
+            await provider.answer(InvokeRequest(question="hang"), timeout_seconds=1)
+        assert isinstance(caught.value.fault, TimedOut)
+        assert caught.value.billing is Billing.UNKNOWN
+        while (new := await text_of(provider, "who")) == pid:
+            await asyncio.sleep(0.01)
+        (folder / "go").touch()
+        assert (await neighbour).text == pid != new
+        await wait_until(lambda: not Path(f"/proc/{pid}").exists())
+        assert await text_of(provider, "who") == new
+
+
+async def test_a_cancelled_thread_runs_on_beside_other_calls(folder: Path) -> None:
+    async with process_of(folder, HANGING) as process:
+        call = call_in(process, "hang")
+        await wait_until((folder / "began").exists)
+        await cancel(call)
+        assert (await call_in(process, "who")).text != ""
+        assert (process.load, process.takes_calls) == (1, True)
+
+
+#: Ends its process where it is asked to; answers others once a file is there.
+ENDING = """
+import asyncio, os, pathlib, signal, sys
+
+async def run(request):
+    if request.question.startswith("end"):
+        sys.stderr.write(os.environ["KEY"] + " is the last word\\n")
+        exec(request.question.removeprefix("end "))
+    while not pathlib.Path("go").exists():
+        await asyncio.sleep(0.01)
+    return f"{request.question} {os.getpid()}"
+"""
+
+
+@pytest.mark.parametrize(
+    ("question", "how"), [("end os._exit(3)", "exit code 3"), ("end os.kill(os.getpid(), signal.SIGSEGV)", "signal 11")]
+)
+async def test_a_function_that_ends_its_process_is_told_and_the_process_begins_anew(
+    folder: Path, question: str, how: str
+) -> None:
+    (folder / "go").touch()
+    async with started(folder, ENDING, {"KEY": "a-secret-word"}, env_from=["KEY"]) as provider:
+        before = await text_of(provider, "q")
+        with pytest.raises(ProviderFailure) as caught:
+            await ask(provider, question)
+        assert await text_of(provider, "q") != before
+    failed = caught.value
+    assert isinstance(failed.fault, ProviderFailed)
+    assert (failed.fault.charged, failed.billing, failed.retryable) == (True, Billing.UNKNOWN, False)
+    assert how in failed.fault.message
+    assert "is the last word" in failed.fault.message
+    assert "a-secret-word" not in failed.fault.message
+
+
+async def test_calls_that_are_lost_beside_others_are_tried_again_apart(folder: Path) -> None:
+    names = ["q1", "q2", "q3", "end os._exit(1)"]
+    async with started(folder, ENDING, {"KEY": "k"}, env_from=["KEY"]) as provider:
+        calls = [provider.for_call(CallHolder("s", name, "a", "w")) for name in names]
+        first = [ask(call, name) for call, name in zip(calls, names, strict=True)]
+        lost = await asyncio.gather(*first, return_exceptions=True)
+        assert [(failed.billing, failed.retryable) for failed in lost if isinstance(failed, ProviderFailure)] == [
+            (Billing.UNKNOWN, True)
+        ] * 4
+        (folder / "go").touch()
+        second = [ask(call, name) for call, name in zip(calls, names, strict=True)]
+        *answers, ended = await asyncio.gather(*second, return_exceptions=True)
+        assert [answer.text.split()[0] for answer in answers if isinstance(answer, ProviderAnswer)] == names[:3]
+        assert isinstance(ended, ProviderFailure)
+        assert (ended.billing, ended.retryable) == (Billing.UNKNOWN, False)
+        assert await text_of(provider, "q4") != ""
+
+
+async def test_a_function_has_the_environment_of_programs(folder: Path) -> None:
+    code = "import json, os\ndef run(r): return json.dumps(dict(os.environ))"
+    env = {"PATH": "/bin", "KEY": "secret", "OTHER": "secret", "QUINTAIN_BROKER_URL": "amqp://"}
+    async with started(folder, code, env, env={"OWN": "1"}, env_from=["KEY"]) as provider:
+        seen = await text_of(provider, "q")
+    assert all(f'"{name}"' in seen for name in ("PATH", "KEY", "OWN"))
+    assert not any(f'"{name}"' in seen for name in ("OTHER", "QUINTAIN_BROKER_URL"))
+    with pytest.raises(ConfigError, match=r"targets\.it: env_from: GONE"):
+        make_provider(folder, code, env, env_from=["GONE"])
+    (folder / "bot.py").write_text("import os\nX, Y = os.environ['KEY'], os.environ['OTHER']\ndef run(r): return X")
+    target = PythonTarget(provider="python", callable="bot:run", env_from=["KEY"])
+    (warning,) = check_program("it", target, ProviderContext(folder, env), set())
+    assert "reads OTHER, which it will not get" in warning
+
+
+async def test_what_a_function_prints_is_no_answer(folder: Path) -> None:
+    code = """
+import os, sys
+def run(request):
+    print("answer 1 {}", flush=True)
+    os.write(1, b"answer 1 {}\\n")
+    return repr(sys.stdin.read())
+"""
+    assert (await answer_of(make_provider(folder, code))).text == "''"
+
+
+async def test_a_text_is_carried_exactly(folder: Path) -> None:
+    texts = ["\n\r\u2028 \x00 é 🜁", "half \ud800 of a pair"]
+    async with started(folder, ANY) as provider:
+        assert [await text_of(provider, f"def run(r): return {text!a}") for text in texts] == texts
+
+
+async def test_an_answer_that_is_no_json_is_named(folder: Path) -> None:
+    named = {"text='x', body={'a': object()}": "body", "text='x', ask_bill=run": "ask_bill", "text=5": "text"}
+    code = "from quintain_worker.providers.provider import ProviderAnswer\ndef run(r): return ProviderAnswer({})"
+    failed = await failures_of(folder, [code.format(fields) for fields in named])
+    for each, name in zip(failed.values(), named.values(), strict=True):
+        assert isinstance(each.fault, ProviderFailed)
+        assert (each.billing, each.fault.charged, each.retryable) == (Billing.BILLED, True, False)
+        assert f": {name}: " in each.fault.message
+
+
+async def test_an_answer_that_is_too_large_is_named_and_its_neighbours_are_answered(folder: Path) -> None:
+    code = "def run(r): return 'x' * (33 * 1024**2 if r.question == 'large' else 1)"
+    async with started(folder, code) as provider:
+        large, small = await asyncio.gather(ask(provider, "large"), ask(provider, "small"), return_exceptions=True)
+    assert isinstance(large, ProviderFailure)
+    assert isinstance(large.fault, ReplyTooLarge)
+    assert large.billing is Billing.BILLED
+    assert isinstance(small, ProviderAnswer)
+
+
+async def test_a_process_that_cannot_begin_anew_is_unavailable_until_it_can(folder: Path) -> None:
+    provider = make_provider(folder, "raise RuntimeError('not today')")
+    failed = await failure(provider)
+    assert isinstance(failed.fault, TargetUnavailable)
+    assert (failed.billing, failed.retryable) == (Billing.UNBILLED, False)
+    assert "RuntimeError" in failed.fault.message
+    (folder / "bot.py").write_text("def run(r): return 'today'")
+    assert (await answer_of(provider)).text == "today"
+
+
 @pytest.mark.parametrize(
     ("callable_", "says"),
     [
-        ("bot_nowhere:run", "targets.it.callable: bot_nowhere cannot be imported: ModuleNotFoundError"),
-        ("bot_broken:run", "targets.it.callable: bot_broken cannot be imported: ZeroDivisionError"),
-        ("bot_fine:walk", "targets.it.callable: bot_fine has no function walk"),
-        ("bot_fine:run", "targets.it.callable: bot_fine has no function run"),
+        ("nowhere:run", "targets.it.callable: nowhere cannot be imported: ModuleNotFoundError"),
+        ("broken:run", "targets.it.callable: broken cannot be imported: ZeroDivisionError"),
+        ("ending:run", "targets.it.callable: exit code 3"),
+        ("fine:walk", "targets.it.callable: fine has no function walk"),
+        ("fine:run", "targets.it.callable: fine has no function run"),
+        ("fine:none", "targets.it.callable: fine:none() cannot be called with one argument"),
     ],
 )
-def test_a_function_that_cannot_be_had_stops_the_start(folder: Path, callable_: str, says: str) -> None:
-    (folder / "bot_broken.py").write_text("1 / 0", encoding="utf-8")
-    (folder / "bot_fine.py").write_text("run = 5", encoding="utf-8")
-    target = PythonTarget(provider="python", callable=callable_)
+async def test_a_function_that_cannot_be_had_stops_the_start_and_the_check(
+    folder: Path, callable_: str, says: str
+) -> None:
+    (folder / "broken.py").write_text("1 / 0", encoding="utf-8")
+    (folder / "ending.py").write_text("import os; os._exit(3)", encoding="utf-8")
+    (folder / "fine.py").write_text("run = 5\ndef none(): return ''", encoding="utf-8")
+    target, context = PythonTarget(provider="python", callable=callable_), ProviderContext(folder, {})
     with pytest.raises(ConfigError) as caught:
-        build_provider("it", target, ProviderContext(folder, {}))
+        check_provider("it", target, context)
     assert caught.value.message.startswith(says)
+    provider = build_provider("it", target, context)
+    assert isinstance(provider, StartedProvider)
+    with pytest.raises(ConfigError) as caught:
+        await provider.start()
+    assert caught.value.message.startswith(says)
+    await provider.close()

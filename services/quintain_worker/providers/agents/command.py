@@ -33,10 +33,10 @@ from quintain_worker.providers.agents.program import (
     agent_of,
     check_confinement,
     program_confinement,
-    start_failure,
 )
 from quintain_worker.providers.agents.session import AgentModels
 from quintain_worker.providers.conversation import ignored_settings, prompts_of
+from quintain_worker.providers.program_starts import start_failure
 from quintain_worker.providers.provider import Billing, OnText, ProviderAnswer, ProviderContext, ProviderFailure
 
 #: The largest answer, in bytes.

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import sys
-import tempfile
-
-from pydantic_core import from_json
 
 from quintain.agents.recognition import SENDS_NOTHING
 from quintain.config.program_targets import AgentTarget
-from quintain.contracts.credentials import mask_secrets
 from quintain.errors import ConfigError
 from quintain.programs.agent_urls import NO_GATEWAY, AgentUrls
-from quintain.programs.processes import run_to_file
-from quintain.programs.program import CannotStart, describe_end
 from quintain_worker.providers.agents.program import (
     AgentCommand,
     AgentProgramProvider,
     agent_of,
     check_confinement,
-    quoted_end,
 )
 from quintain_worker.providers.agents.session import AgentModels
+from quintain_worker.providers.program_starts import check_ready
 from quintain_worker.providers.provider import ProviderContext
 
 
@@ -42,22 +36,12 @@ def check_agent(name: str, target: AgentTarget, context: ProviderContext) -> boo
     if target.child_session is not None:
         # Clients are made at import, and take the URL then.
         program = AgentUrls(NO_GATEWAY).add().given_to(program)
-    with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
-        try:
-            exit_code = run_to_file(program, stdout=stdout, stderr=stderr)
-        except CannotStart as error:
-            raise ConfigError(f"targets.{name}: it cannot be started: {error.reason}") from None
-        stdout.seek(0)
-        stderr.seek(0)
-        printed, errors = stdout.read(), stderr.read().decode(errors="replace")
-    if exit_code:
-        try:
-            message = from_json(printed)["message"]
-        except (ValueError, KeyError):
-            message = describe_end(exit_code, quoted_end(errors.strip(), agent.secrets))
-        raise ConfigError(f"targets.{name}: {mask_secrets(str(message), agent.secrets)}")
-    # What it says when it is ready; nothing where its import ended the process.
-    return b'"turns": false' not in printed
+    try:
+        ready = check_ready(program)
+    except ConfigError as error:
+        raise ConfigError(f"targets.{name}: {error.message}") from None
+    takes_turns: bool = ready["turns"]
+    return takes_turns
 
 
 def _program(target: AgentTarget, context: ProviderContext, *options: str) -> AgentCommand:

@@ -20,7 +20,6 @@ from quintain.errors import (
     Overloaded,
     ProviderFailed,
     ReplyTooLarge,
-    TargetUnavailable,
     TimedOut,
 )
 from quintain.programs.agent_urls import AgentUrl
@@ -28,8 +27,6 @@ from quintain.programs.line_program import LineProgram, ProgramEnded, line_progr
 from quintain.programs.program import (
     CannotStart,
     Program,
-    ProgramNotExecutable,
-    ProgramNotFound,
     TooMuchOutput,
     describe_end,
     program_environment,
@@ -48,6 +45,7 @@ from quintain_worker.providers.agents.lines import (
 )
 from quintain_worker.providers.agents.session import AgentModels
 from quintain_worker.providers.conversation import ignored_settings, prompts_of, refusal
+from quintain_worker.providers.program_starts import not_ready_failure, quoted_end, read_ready, start_failure
 from quintain_worker.providers.provider import (
     Billing,
     CallHolder,
@@ -66,9 +64,6 @@ from quintain_worker.providers.quoting import quoted
 #: The longest line that a program may print, and all its lines of one turn together, in bytes.
 MAX_LINE_BYTES, MAX_TURN_BYTES = 8 * 1024 * 1024, 32 * 1024 * 1024
 _LIMITS = f"a line of {MAX_LINE_BYTES // 1024**2} MiB, or a turn of {MAX_TURN_BYTES // 1024**2} MiB"
-
-#: How much of the end of a program's stderr is quoted, in characters.
-MAX_STDERR_LENGTH = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,20 +221,11 @@ class AgentProgramProvider(SessionScopedProvider, ConversationHolder):
             program = url.given_to(program)
         started = await stack.enter_async_context(line_program(program, line_limit=MAX_LINE_BYTES))
         if self._agent.is_kept:
-            await self._wait_until_ready(started)
+            try:
+                self._has_turns = (await read_ready(started, program))["turns"]
+            except ConfigError as error:
+                raise not_ready_failure(self._name, error, self._agent.secrets) from None
         return started, url
-
-    async def _wait_until_ready(self, started: LineProgram) -> None:
-        try:
-            line = parse_line(await started.read())
-        except (ProgramEnded, TooMuchOutput, ValueError) as error:
-            how = str(error) if isinstance(error, ValueError) else f"it printed more than {_LIMITS}"
-            if isinstance(error, ProgramEnded):
-                how = describe_end(error.exit_code, quoted_end(started.stderr, self._agent.secrets))
-            raise self._unavailable(f"the program did not start: {how}") from None
-        if line.get("type") != "ready":
-            raise self._unavailable(f"the program did not start: {self._quoted(str(line.get('message', line)))}")
-        self._has_turns = line.get("turns") is not False
 
     def _check_turns(self, turn: Turn | None) -> None:
         """Refuse a conversation with a program that said it keeps no history."""
@@ -295,24 +281,7 @@ class AgentProgramProvider(SessionScopedProvider, ConversationHolder):
     def _failure(self, message: str) -> ProviderFailure:
         return ProviderFailure(ProviderFailed(f"{self._name}: {message}", charged=True), Billing.BILLED)
 
-    def _unavailable(self, message: str) -> ProviderFailure:
-        return ProviderFailure(TargetUnavailable(f"{self._name}: {message}"), Billing.UNBILLED)
-
 
 def _key(session_id: str, conversation_id: str) -> str:
     """Return the name of a conversation in the pool: no other session has a turn in it."""
     return f"{session_id} {conversation_id}"
-
-
-def quoted_end(stderr: str, secrets: tuple[str, ...]) -> str:
-    """Return the end of what a program wrote to stderr."""
-    return quoted(stderr, secrets, length=MAX_STDERR_LENGTH, is_end=True)
-
-
-def start_failure(name: str, command: str, error: CannotStart) -> ProviderFailure:
-    """Return the failure of a program that could not be started."""
-    message = f"{name}: {command} cannot be started: {error.reason}"
-    if isinstance(error, (ProgramNotFound, ProgramNotExecutable)):
-        return ProviderFailure(TargetUnavailable(message), Billing.UNBILLED)
-    # The machine lacks memory, processes or file descriptors.
-    return ProviderFailure(ProviderFailed(message, charged=False), Billing.UNBILLED, retryable=True)
