@@ -117,11 +117,10 @@ class AdmissionQueue:
     def _renew(self, admit: Admit, send_answer: SendAnswer, now: float) -> bool:
         """Note that the worker still waits for this admit, and where; returns whether it goes on waiting here.
 
-        An admit that is repeated after its deadline is decided: only the ledger knows that it was never admitted. So is
-        one whose worker runs nothing else any more.
+        An admit that is repeated after its deadline is decided: only the ledger knows that it was never admitted.
         """
         waiting = self._waiting.get(admit.attempt_id)
-        if waiting is None or waiting.deferred.deadline <= self._clock.now_ms() or waiting.admit.alone != admit.alone:
+        if waiting is None or waiting.deferred.deadline <= self._clock.now_ms():
             return False
         self._waiting.put(dataclasses.replace(waiting, send_answer=send_answer, last_requested_at=now))
         return True
@@ -220,9 +219,7 @@ class AdmissionQueue:
         decisions = await self._retry(chosen)
         if any(decision is None or _is_blocked(decision) for decision in decisions):
             return False
-        granted = sum(
-            isinstance(each, Admission) and each.fault is None and not each.must_be_alone for each in decisions
-        )
+        granted = sum(isinstance(each, Admission) and each.fault is None for each in decisions)
         return is_any_removed or (bool(decisions) and (capacity is None or granted < capacity))
 
     async def grant_quotas(self) -> bool:

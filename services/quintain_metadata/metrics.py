@@ -129,7 +129,7 @@ class MetadataMetrics(ServiceMetrics):
 
     def count_admission(self, target: str, admission: Admission) -> None:
         """Count a decision on an admit."""
-        if admission.must_be_alone or admission.needs_slot:
+        if admission.needs_slot:
             return
         code = admission.fault.code if admission.fault else REPLAYED if admission.is_replay else GRANTED
         self._admits(code).inc()

@@ -1,4 +1,4 @@
-"""Asks the ledger whether calls may run, and keeps others from running beside one that must be alone.
+"""Asks the ledger whether calls may run.
 
 Admits are sent in batches, and again where there is no answer within 3 s.
 
@@ -268,8 +268,7 @@ class AdmissionClient:
         self._clock.synchronize(answer.now)
         for item in answer.items:
             pending = self._pending.get(item.attempt_id)
-            # A first request may be answered twice, the second time after the worker asked again to run it alone.
-            if pending is not None and not pending.answer.done() and not (item.must_be_alone and pending.admit.alone):
+            if pending is not None and not pending.answer.done():
                 pending.answer.set_result(item)
             self._under_way.discard(item.attempt_id)
         for attempt_id in answer.held or ():
@@ -279,110 +278,6 @@ class AdmissionClient:
                 on_held()
         if self._unsent:
             self._send_next()
-
-
-@dataclass(slots=True, eq=False)
-class GateVisit:
-    """One call at the gate. ``is_alone``: it was let in, or waits, as one that is to be alone."""
-
-    is_inside: bool = False
-    is_alone: bool = False
-    turn: asyncio.Future[None] | None = None
-
-
-class CallGate:
-    """Counts the calls that are inside: those that ask for their admission, and those that run.
-
-    One that the ledger lets wait is outside meanwhile. All targets of a worker share one gate: a call that ends the
-    process ends those of all. A call that is to be alone enters when all others have left, and none enters beside it.
-    The others wait for one such call each, and enter before the next one, so that neither kind waits for ever.
-
-    A call that runs may wait for others that the gate keeps out: those that its agent sends to this worker. So no call
-    keeps others out, nor waits as the next to be alone, for more than ``max_wait_seconds``: then they enter.
-
-    Example::
-
-        try:
-            await call_gate.enter(visit, timeout_seconds=60)
-            await call_gate.enter_alone(visit, timeout_seconds=60)
-        finally:
-            call_gate.leave(visit)
-    """
-
-    def __init__(self, max_wait_seconds: float) -> None:
-        self._max_wait_seconds = max_wait_seconds
-        self._inside = 0
-        self._waiting: list[GateVisit] = []
-        #: Those that are to be alone, in order of arrival. The first one is inside, or the next to enter.
-        self._alone: list[GateVisit] = []
-        self._next: GateVisit | None = None
-        self._is_open = False
-
-    async def enter(self, visit: GateVisit, timeout_seconds: float) -> None:
-        """Enter, unless a call is or is to be alone: then after it, and after ``timeout_seconds`` at the latest."""
-        if self._is_open or not self._alone:
-            visit.is_inside = True
-            self._inside += 1
-        else:
-            await self._wait(self._waiting, visit, min(timeout_seconds, self._max_wait_seconds))
-
-    async def enter_alone(self, visit: GateVisit, timeout_seconds: float) -> None:
-        """Leave, and enter when nothing else is inside, and after ``timeout_seconds`` at the latest."""
-        self._inside -= visit.is_inside
-        visit.is_inside, visit.is_alone = False, True
-        await self._wait(self._alone, visit, timeout_seconds)
-
-    def leave(self, visit: GateVisit) -> None:
-        """Leave, or stop waiting."""
-        self._inside -= visit.is_inside
-        visit.is_inside = False
-        if visit in self._waiting:
-            self._waiting.remove(visit)
-        elif visit in self._alone:
-            is_first = self._alone[0] is visit
-            self._alone.remove(visit)
-            for waiting in list(self._waiting) if is_first else ():
-                self._let_in(waiting)
-        if self._alone:
-            self._let_next_in()
-
-    def open(self) -> None:
-        """Let all calls in, now and from now on: the worker stops and starts none of them."""
-        self._is_open = True
-        for visit in (*self._waiting, *self._alone):
-            self._let_in(visit)
-
-    async def _wait(self, line: list[GateVisit], visit: GateVisit, timeout_seconds: float) -> None:
-        loop = asyncio.get_running_loop()
-        visit.turn = loop.create_future()
-        line.append(visit)
-        timer = loop.call_later(0 if self._is_open else timeout_seconds, self._let_in, visit)
-        self._let_next_in()
-        try:
-            await visit.turn
-        finally:
-            timer.cancel()
-
-    def _let_next_in(self) -> None:
-        """Let the first that is to be alone in, when nothing is inside or it has waited for the longest time."""
-        first = self._alone[0] if self._alone else None
-        if first is None or first.is_inside:
-            return
-        if not self._inside:
-            self._let_in(first)
-        elif self._next is not first:
-            self._next = first
-            asyncio.get_running_loop().call_later(self._max_wait_seconds, self._let_in, first)
-
-    def _let_in(self, visit: GateVisit) -> None:
-        """Let a call in that waits; one that has stopped waiting, or is inside, is left as it is."""
-        if visit.turn is None or visit.turn.done():
-            return
-        visit.turn.set_result(None)
-        visit.is_inside = True
-        self._inside += 1
-        if visit in self._waiting:
-            self._waiting.remove(visit)
 
 
 def admission_attributes(admission: Admission | None) -> dict[str, AttributeValue]:

@@ -6,7 +6,7 @@ from quintain.bus.base import Bus
 from quintain.rpc.server import ReplyGroups
 from quintain.runtime.concurrency import ByteBudget, RandomIds, TimeLimits
 from quintain.timings import Clock, Timings
-from quintain_worker.admissions import AdmissionClient, CallGate
+from quintain_worker.admissions import AdmissionClient
 from quintain_worker.completion import Completion
 from quintain_worker.inflight import HELD_PART, EndedAttempts, InflightCalls
 from quintain_worker.streaming import EXPIRATION_SECONDS
@@ -41,7 +41,7 @@ class WorkerContext:
         self.attempt_ids, self.ended_attempts = RandomIds(), EndedAttempts()
         #: For how long a message is held at most, in seconds.
         self.held_seconds = consumer_timeout_seconds * HELD_PART
-        self.inflight, self.gate = InflightCalls(bus, slots, self.held_seconds), CallGate(timings.held_call_seconds)
+        self.inflight = InflightCalls(bus, slots, self.held_seconds)
         self.incarnation, self.time_limits = incarnation, TimeLimits()
         self.completion = Completion(bus, incarnation, timings)
         self.chunk_groups = ReplyGroups(bus, int(EXPIRATION_SECONDS * 1000))

@@ -27,7 +27,7 @@ from quintain.observe.spans import Span, current_traceparent, in_span, record_fi
 from quintain.routes import INVOKE
 from quintain.rpc.server import request_id_of, truncate_echo
 from quintain.topology import REPLY, target_queue
-from quintain_worker.admissions import GateVisit, admission_attributes
+from quintain_worker.admissions import admission_attributes
 from quintain_worker.attempt import Attempt, AttemptResult, CallTries
 from quintain_worker.completion import CallTiming, OnSettled, Reply, compress_reply, no_action, response_of
 from quintain_worker.context import WorkerContext
@@ -124,10 +124,10 @@ class DeliveryHandler:
         except HeldLongEnough:
             await self._requeue()
             return
-        call, visit = context.inflight.add(identity, self._delivery, self._attempt_id), GateVisit()
+        call = context.inflight.add(identity, self._delivery, self._attempt_id)
         call.ends_at, call.copy_at = self._ends_at, self._return_at
         try:
-            while (wait_seconds := await self._admit_and_run(visit, call)) is not None:
+            while (wait_seconds := await self._admit_and_run(call)) is not None:
                 # The same call and message, with another attempt.
                 self._attempt_id = call.attempt_id = context.attempt_ids.next()
                 call.ends_at, call.granted_at = self._ends_at, 0.0
@@ -138,7 +138,6 @@ class DeliveryHandler:
             log.exception("The handler of a call failed; its message, which was copied, will be delivered again")
             await call.requeue()
         finally:
-            context.gate.leave(visit)
             context.inflight.remove(call)
 
     async def join(self, on_held: Callable[[], object]) -> bool:
@@ -189,12 +188,11 @@ class DeliveryHandler:
             async with self._context.large_replies.hold(len(admission.replay.to_wire())):
                 await self._finish(admission.replay, call=call)
 
-    async def _admit_and_run(self, visit: GateVisit, call: InflightCall) -> float | None:
+    async def _admit_and_run(self, call: InflightCall) -> float | None:
         """Ask for admission and run one attempt; returns after how many seconds another one asks, if one does."""
         call.task = asyncio.current_task()
         try:
-            admit = partial(self._admit, visit)
-            admission = await (in_span(ADMIT, admit) if self._is_traced else admit(None))
+            admission = await (in_span(ADMIT, self._admit) if self._is_traced else self._admit(None))
         except asyncio.CancelledError:
             if not call.take_cancellation():
                 raise
@@ -216,35 +214,23 @@ class DeliveryHandler:
             return await self._run_attempt(call, admission)
         return None
 
-    async def _admit(self, visit: GateVisit, admit_span: Span | None) -> Admission | None:
-        context, loop = self._context, asyncio.get_running_loop()
+    async def _admit(self, admit_span: Span | None) -> Admission | None:
         if self._ask_at:  # after a failure, at most until the deadline
             await self._pause.wait_until(min(self._ask_at, self._waits_until))
-        if not visit.is_inside:
-            await context.gate.enter(visit, self._waits_until - loop.time())
-        admission = await self._request_admission(alone=visit.is_alone or None, on_held=partial(self._on_held, visit))
-        if admission is not None and admission.must_be_alone:
-            await context.gate.enter_alone(visit, self._ends_at - loop.time())
-            admission = await self._request_admission(alone=True)
-        elif admission is not None and admission.is_grant and not visit.is_inside:
-            await context.gate.enter(visit, self._ends_at - loop.time())
+        admission = await self._request_admission(on_held=self._on_held)
         if self._hold is not None:
             self._hold.end_waiting()
         if admit_span is not None:
             admit_span.set_attributes(admission_attributes(admission))
         return admission
 
-    def _on_held(self, visit: GateVisit) -> None:
-        """The ledger lets the call wait: outside of the gate, as a call to be alone may hold what it waits for."""
-        if not visit.is_alone:
-            self._context.gate.leave(visit)
+    def _on_held(self) -> None:
         if self._hold is not None:
             self._hold.begin_waiting(partial(self._context.admission_client.return_call, self._attempt_id))
 
     async def _request_admission(
         self,
         *,
-        alone: bool | None = None,
         copied: str | None = None,
         on_held: Callable[[], object] | None = None,
         return_at: float = math.inf,
@@ -252,7 +238,7 @@ class DeliveryHandler:
         if self._pause.until > -math.inf and self._pause.exceeds_hold_limit:
             return None
         name, rule, trace = self._target.name, self._target.cost_rule, current_traceparent()
-        admit = self._request.admit(self._attempt_id, name, trace, alone=alone, copied=copied, cost_rule=rule)
+        admit = self._request.admit(self._attempt_id, name, trace, copied=copied, cost_rule=rule)
         self._is_estimate = admit.is_estimate
         return await self._context.admission_client.admit(
             admit, ends_at=self._ends_at, waits_until=self._waits_until, return_at=return_at, on_held=on_held

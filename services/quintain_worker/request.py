@@ -79,11 +79,10 @@ class IncomingRequest(NamedTuple):
         target: str,
         traceparent: str | None,
         *,
-        alone: bool | None = None,
         copied: str | None = None,
         cost_rule: CostRule | None = None,
     ) -> Admit:
-        """Return the question whether this attempt may run; ``alone`` and ``copied`` are fields of `Admit`."""
+        """Return the question whether this attempt may run; ``copied`` is `Admit.copy_of`."""
         cost = _NO_BOUND
         if cost_rule is not None:
             cost = cost_rule.fixed or cost_rule.bound(self.request, self.body_bytes)
@@ -101,7 +100,6 @@ class IncomingRequest(NamedTuple):
             wait_until=self.wait_until,
             problem=None if self.problem is None else FaultReply.from_fault(self.problem),
             traceparent=traceparent,
-            alone=alone,
             copy_of=copied,
             max_cost=cost.amount,
             is_estimate=cost.is_estimate or None,

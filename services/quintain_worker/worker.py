@@ -157,7 +157,6 @@ class Worker:
         for consumer in self._consumers.values():
             await consumer.cancel()
         self._admission_client.stop()
-        self._context.gate.open()
         told = asyncio.get_running_loop().create_task(self._tell_long_calls(grace_seconds), name="long calls")
         drained = await asyncio.gather(
             *(consumer.drain(grace_seconds) for consumer in self._consumers.values()),

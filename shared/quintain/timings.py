@@ -54,8 +54,7 @@ class Timings:
     deadline_grace_seconds: float = 1.0
     #: A provider that asks for a longer wait than this pauses its target for the whole fleet.
     shared_pause_seconds: float = 2.0
-    #: How long a worker holds a call at most while its target is paused, before it returns the call to the queue; and
-    #: how long a call that must be alone keeps another one out, or waits as the next for what still runs.
+    #: How long a worker holds a call at most while its target is paused, before it returns the call to the queue.
     held_call_seconds: float = 60.0
 
     #: How often the metadata service ends expired leases and calls, and retries writes that the ledger refused.

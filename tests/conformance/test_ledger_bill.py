@@ -82,7 +82,7 @@ class Rounds:
     async def admit(self) -> None:
         level, call, bound = self.rng.choice(self.levels), f"r{self.rng.randrange(12)}", self.rng.randrange(1, 2 * CENT)
         try:
-            decision = await self.driver.admit(level.session, call, by=f"w{self.workers}", max_cost=bound, alone=True)
+            decision = await self.driver.admit(level.session, call, by=f"w{self.workers}", max_cost=bound)
         except Fault as refusal:
             self.seen.add(refusal.code)
             return

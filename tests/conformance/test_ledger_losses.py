@@ -1,4 +1,4 @@
-"""Attempts that are lost with their workers: which of them count, and which call may run beside no other."""
+"""Attempts that are lost with their workers: which of them count."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from quintain.contracts.ledger import Admission, Admit, AttemptOutcome
 from quintain.contracts.session import SessionOpened
 from quintain_metadata.ledger import calls
 from quintain_metadata.ledger.decisions import AdmitOperation
-from quintain_metadata.ledger.lifecycle import LOSSES_BEFORE_ALONE, MAX_ATTEMPTS, MAX_UNCOUNTED_ATTEMPTS
+from quintain_metadata.ledger.lifecycle import MAX_ATTEMPTS, MAX_UNCOUNTED_ATTEMPTS
 from support.ledger_driver import Driver, counters
 
 LEASE_MS = 16_000
@@ -20,10 +20,10 @@ class Losses:
     def __init__(self, driver: Driver, session: SessionOpened) -> None:
         self.driver, self.session, self.workers = driver, session, 1
 
-    async def run(self, *names: str, alone: bool | None = None) -> list[Admission]:
+    async def run(self, *names: str) -> list[Admission]:
         """Grant these calls to the worker of now."""
         by = f"w{self.workers}"
-        return [await self.driver.admit_granted(self.session, name, by=by, alone=alone) for name in names]
+        return [await self.driver.admit_granted(self.session, name, by=by) for name in names]
 
     async def lose_worker(self) -> None:
         """Let the worker's lease lapse; the next one registers."""
@@ -31,16 +31,16 @@ class Losses:
         self.driver.clock_ahead_ms += LEASE_MS
         await self.driver.register(f"w{self.workers}")
 
-    async def lose(self, *names: str, alone: bool | None = None) -> list[Admission]:
+    async def lose(self, *names: str) -> list[Admission]:
         """Grant these calls to a worker, which is then lost."""
-        granted = await self.run(*names, alone=alone)
+        granted = await self.run(*names)
         await self.lose_worker()
         return granted
 
     async def count_until_lost(self, name: str) -> int:
         """Lose the call alone until it may have no further attempt; returns how many more attempts it had."""
         for attempts in range(MAX_ATTEMPTS + MAX_UNCOUNTED_ATTEMPTS):
-            admission = await self.driver.admit(self.session, name, by=f"w{self.workers}", alone=True)
+            admission = await self.driver.admit(self.session, name, by=f"w{self.workers}")
             assert isinstance(admission, Admission)
             if admission.fault is not None:
                 assert (admission.fault.code, admission.fault.charged) == ("worker_lost", True)
@@ -56,18 +56,11 @@ async def losses(driver: Driver) -> Losses:
 
 async def test_a_call_that_ends_its_workers_is_lost_and_its_neighbour_is_answered(losses: Losses) -> None:
     driver, session = losses.driver, losses.session
-    for _ in range(LOSSES_BEFORE_ALONE):
+    for _ in range(2):
         await losses.lose("poison", "neighbour")
-    for name in ("poison", "neighbour"):
-        told = await driver.admit(session, name, by="w3", attempt=f"of {name}")
-        assert isinstance(told, Admission)
-        assert told.must_be_alone
-    # What was told changes nothing, and the same attempt is granted once it is alone.
     assert await losses.count_until_lost("poison") == MAX_ATTEMPTS
-    by = f"w{losses.workers}"
-    grant = await driver.admit_granted(session, "neighbour", by=by, attempt="of neighbour", alone=True)
-    assert (grant.attempt, grant.unproven) == (LOSSES_BEFORE_ALONE + 1, True)
-    assert await driver.admit_granted(session, "neighbour", by=by, attempt="of neighbour") == grant
+    (grant,) = await losses.run("neighbour")
+    assert (grant.attempt, grant.unproven) == (3, True)
     await driver.settle(session, "neighbour", grant.attempt_id, AttemptOutcome.RESULT)
     found = counters(await driver.info(session))
     assert (found["used"], found["committed"], found["in_doubt"]) == (2, 1, 1)
@@ -76,10 +69,10 @@ async def test_a_call_that_ends_its_workers_is_lost_and_its_neighbour_is_answere
 
 async def test_attempts_that_are_lost_in_company_count_from_the_fifth_on(losses: Losses) -> None:
     # The figures of docs/reliability.md: three attempts, and up to four that do not count.
-    for number in range(4):
-        await losses.lose("r1", "r2", alone=number >= 2 or None)
+    for _ in range(4):
+        await losses.lose("r1", "r2")
     for number in range(3):
-        first, _ = await losses.lose("r1", "r2", alone=True)
+        first, _ = await losses.lose("r1", "r2")
         assert first.attempt == 4 + number + 1
     assert [await losses.count_until_lost(name) for name in ("r1", "r2")] == [0, 0]
 
@@ -131,12 +124,3 @@ async def test_calls_that_are_taken_over_together_have_been_company(losses: Loss
     await losses.lose_worker()
     # Twice in company: none of it counts.
     assert [await losses.count_until_lost(name) for name in names[::5]] == [MAX_ATTEMPTS] * 2
-
-
-async def test_an_attempt_that_was_not_billed_was_not_lost(losses: Losses) -> None:
-    for _ in range(LOSSES_BEFORE_ALONE):
-        (grant,) = await losses.run("r1")
-        await losses.driver.settle(losses.session, "r1", grant.attempt_id, AttemptOutcome.REFUND)
-    await losses.lose("r1", "r2")
-    (grant,) = await losses.run("r1")
-    assert grant.attempt == LOSSES_BEFORE_ALONE + 2

@@ -43,7 +43,6 @@ from quintain_metadata.ledger.calls import LOST_SETTLE_MS, CancelResult
 from quintain_metadata.ledger.decisions import DUPLICATE_WAIT_MS, AdmitOperation, Deferred
 from quintain_metadata.ledger.lifecycle import (
     COUNTED_STATES,
-    LOSSES_BEFORE_ALONE,
     MAX_ATTEMPTS,
     MAX_UNCOUNTED_ATTEMPTS,
     CallState,
@@ -73,7 +72,6 @@ class Attempt:
     worker: str
     state: str = "running"
     end: AttemptOutcome | None = None
-    alone: bool = False
     unproven: bool = False
 
 
@@ -133,9 +131,7 @@ class Model:
         return not self.is_worker_alive(attempt.worker) or self.target_paused_until > self.now
 
     def admit(self, attempt: Attempt) -> str:
-        """What the one who asks is told: granted, held, alone (it must be), told (the stored answer), or the code of a
-        refusal.
-        """
+        """What the one who asks is told: granted, held, told (the stored answer), or the code of a refusal."""
         key = (attempt.session, attempt.request)
         call = self.calls.get(key, Call())
         if call.state in {CallState.COMMITTED, CallState.IN_DOUBT}:
@@ -170,8 +166,6 @@ class Model:
             return "cancelled"
         if self.is_deferred(attempt):
             return "held"
-        if not attempt.alone and self.count_lost_attempts(call) >= LOSSES_BEFORE_ALONE:
-            return "alone"
         self.record_loss(call)
         call.uncounted = uncounted
         self._start_attempt(call, attempt, call.deadline)
@@ -183,11 +177,6 @@ class Model:
         running = [one for one in self.calls.values() if one.state is CallState.RUNNING and one.holder is not None]
         here = sum(one.holder is not None and one.holder.worker == call.holder.worker for one in running)
         return self.lost_calls.get(call.holder.worker, here)
-
-    def count_lost_attempts(self, call: Call) -> int:
-        assert call.holder is not None
-        attempts = (call.holder, *self.others(call.holder))
-        return sum(one.state not in {"proven", "void", "throttled"} for one in attempts)
 
     def record_loss(self, call: Call) -> None:
         assert call.holder is not None
@@ -374,10 +363,7 @@ class LedgerModelMachine(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(NAMES), request=st.sampled_from(REQUESTS), worker=st.sampled_from(WORKERS))
     def admit_new_attempt(self, name: str, request: str, worker: str) -> None:
-        attempt = self.attempt(name, request, worker)
-        if self.admit(attempt) == "alone":
-            attempt.alone = True
-            self.admit(attempt)
+        self.admit(self.attempt(name, request, worker))
 
     def attempt(self, name: str, request: str, worker: str) -> Attempt:
         self.all.append(Attempt(f"attempt-{len(self.all)}", name, request, worker))
@@ -393,7 +379,7 @@ class LedgerModelMachine(RuleBasedStateMachine):
         return data.draw(st.one_of(st.sampled_from(self.all[-2:]), st.sampled_from(self.all)))
 
     def admit(self, attempt: Attempt) -> str:
-        ask = self.admit_request(attempt, deadline=self.model.now + DEADLINE_MS, alone=attempt.alone or None)
+        ask = self.admit_request(attempt, deadline=self.model.now + DEADLINE_MS)
         expected = self.model.admit(attempt)
         verdict = self.transact_or_fault(alone(AdmitOperation(ask, attempt.worker, ask.credential())))
         assert self.read_decision(verdict) == expected
@@ -415,7 +401,7 @@ class LedgerModelMachine(RuleBasedStateMachine):
             assert decision.replay.replayed
             return "told"
         if decision.fault is None:
-            return "granted" if decision.is_grant else "alone"
+            return "granted"
         # What counts says that it was charged; a refusal says that it was not.
         if decision.fault.code != "cancelled":
             assert decision.fault.charged is (decision.fault.code not in {"overloaded", "budget_exhausted"})
@@ -777,7 +763,7 @@ SCENARIOS = {
     ),
     "it is admitted as one that never ran": ("admit w1, throttle 1, lapse, admit w2, refund 2", "r1 refunded 1"),
     "its attempts were not lost": (
-        f"{'admit w1, throttle_billed last, ' * LOSSES_BEFORE_ALONE}admit w1, lapse, admit w2 -> granted",
+        f"{'admit w1, throttle_billed last, ' * MAX_ATTEMPTS}admit w1, lapse, admit w2 -> granted",
         "r1 running 2",
     ),
     "cancelled before, it waits no more": ("admit w1, cancel r1, throttle 1", "r1 refunded 0 cancelled"),

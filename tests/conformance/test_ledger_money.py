@@ -311,9 +311,9 @@ async def test_a_lost_call_that_reports_after_the_release_changes_nothing(driver
 # Calls of lost workers that cannot be paid again end at once, with a word that is true of their charge.
 
 
-async def test_a_take_over_that_cannot_be_paid_waits_neither_for_its_target_nor_to_be_alone(driver: Driver) -> None:
+async def test_a_take_over_that_cannot_be_paid_does_not_wait_for_its_target(driver: Driver) -> None:
     session = await driver.open_session(max_cost_usd=0.05)
-    for worker in ("w1", "w2"):  # of calls that were lost twice each would have to be alone
+    for worker in ("w1", "w2"):
         for call in ("r1", "r2"):
             await driver.admit_granted(session, call, by=worker, max_cost=CENT)
         driver.clock_ahead_ms += 20_000

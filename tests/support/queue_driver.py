@@ -74,13 +74,13 @@ class QueueDriver:
                 self.order.append(self.asked[item.attempt_id][1].request_id)
 
     def answer(self, attempt_id: str) -> str:
-        """What it was told: that it waits, a grant, a replay, that it must be alone or needs a slot, or a fault."""
+        """What it was told: that it waits, a grant, a replay, that it needs a slot, or a fault."""
         item = self.answers.get(attempt_id)
         if item is None:
             return "waits"
         if item.fault or item.is_grant or item.replay:
             return item.fault.code if item.fault else "granted" if item.is_grant else "replayed"
-        return "must be alone" if item.must_be_alone else "needs slot"
+        return "needs slot"
 
     async def settle(
         self,

@@ -28,7 +28,6 @@ from quintain_metadata.ledger import call_rows
 from quintain_metadata.ledger.call_rows import CallKey, CallRow
 from quintain_metadata.ledger.changes import Changes, with_loss
 from quintain_metadata.ledger.lifecycle import (
-    LOSSES_BEFORE_ALONE,
     MAX_ATTEMPTS,
     TRANSITIONS,
     CallState,
@@ -235,8 +234,6 @@ def _start_attempt(
         return Deferred(*key, request.target, DeferReason.LEASE, waits_until, session.share)
     if _is_target_awaited(changes, operation, is_running=is_running):
         return Deferred(*key, request.target, DeferReason.TARGET, waits_until, session.share, is_running)
-    if call is not None and is_running and not request.alone and _must_be_alone(changes, call):
-        return Admission(attempt_id=request.attempt_id, must_be_alone=True)
     if change.used:
         changes.counters.charge(session)
     payer = None if operation.after_quota else _reserve_cost(changes, operation, session, is_running=is_running)
@@ -316,17 +313,6 @@ def _is_attempt(changes: Changes, call: CallRow, attempt_id: str) -> bool:
     )
 
 
-def _must_be_alone(changes: Changes, call: CallRow) -> bool:
-    """Whether a running call whose holder is gone may be taken over only where nothing runs beside it.
-
-    Of a running call each attempt that may have been billed was lost with its worker, the holder among them, but for
-    those that were throttled.
-    """
-    attempts = changes.rows.attempts.get((call.session_id, call.request_id), {})
-    lost = sum(attempts[each] not in {"proven", "void", "throttled"} for each in attempts.keys() - {call.attempt_id})
-    return lost + 1 >= LOSSES_BEFORE_ALONE
-
-
 def _deferred(changes: Changes, request: Admit, session: SessionRow, reason: DeferReason) -> Deferred:
     deadline = _deadline(changes, request, session, None)
     return Deferred(session.id, request.request_id, request.target, reason, deadline, session.share)
@@ -355,7 +341,6 @@ def _grant(changes: Changes, session: SessionRow, call: CallRow) -> Admission:
         max_body_bytes=session.max_body_bytes,
         replay=None,
         fault=None,
-        must_be_alone=None,
         needs_slot=None,
         is_probe=None,
         is_one_try=session.has_cost_limit or None,

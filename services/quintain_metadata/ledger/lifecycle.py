@@ -19,9 +19,6 @@ MAX_ATTEMPTS: Final = 3
 #: these may have ended it.
 MAX_UNCOUNTED_ATTEMPTS: Final = 4
 
-#: A call that lost so many attempts with their workers runs only where nothing runs beside it.
-LOSSES_BEFORE_ALONE: Final = 2
-
 
 class CallState(StrEnum):
     """The state of a call. ``none`` is a call without a row in the ledger."""

@@ -173,7 +173,6 @@ class Admit(Message):
     The call is authorized by the session's ``token``, or by a ``proof`` and the ``session_id``. There is no token
     beside a proof, so that a metadata service that knows no proofs cannot read the batch: the admit is repeated.
 
-    ``alone``: the worker has ended its other calls, or waited for them as long as it may, and begins none beside it.
     ``copy_of``: its message is a copy of the one of this attempt's call, for which the worker holds no slot.
 
     ``wait_until``: until when the call may wait for its first attempt, or for its next one after it was throttled.
@@ -194,7 +193,6 @@ class Admit(Message):
     wait_until: Whole | None = None
     problem: FaultReply | None = None
     traceparent: str | None = None
-    alone: bool | None = None
     copy_of: Token | None = None
     max_cost: Picodollars | None = None
     is_estimate: bool | None = None
@@ -225,9 +223,8 @@ class AdmitBatch(Message):
 class Admission(Message):
     """The ledger's decision on one attempt: a grant, a stored reply (``replay``), a fault, or that it is asked again.
 
-    ``must_be_alone``: the call was lost with so many workers that it may run only where nothing runs beside it. Nothing
-    is granted: the worker asks again, with `Admit.alone`, when that is so. ``needs_slot``: no attempt runs the call of
-    which the message is a copy (`Admit.copy_of`), or it is none: nothing is granted either, and it takes a slot.
+    ``needs_slot``: no attempt runs the call of which the message is a copy (`Admit.copy_of`), or it is none: nothing is
+    granted, and it takes a slot.
 
     ``attempt`` is the attempt's number, from 1; ``deadline`` is the call's, in milliseconds since the epoch.
     ``unproven``: an earlier attempt of this call may have been billed, so that a proof that this one was not billed
@@ -248,7 +245,6 @@ class Admission(Message):
     max_body_bytes: int | None = None
     replay: Result | None = None
     fault: FaultReply | None = None
-    must_be_alone: bool | None = None
     needs_slot: bool | None = None
     is_probe: bool | None = None
     is_one_try: bool | None = None
@@ -256,7 +252,7 @@ class Admission(Message):
     @property
     def is_grant(self) -> bool:
         """Whether the attempt may run."""
-        return self.fault is None and not (self.is_replay or self.must_be_alone or self.needs_slot)
+        return self.fault is None and not (self.is_replay or self.needs_slot)
 
     @property
     def is_replay(self) -> bool:

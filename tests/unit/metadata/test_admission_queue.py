@@ -53,21 +53,6 @@ async def test_one_held_duplicate_takes_over_a_refunded_call_and_the_others_wait
     assert desk.answers[desk.attempts("r1")[1]].attempt == 2
 
 
-async def test_a_call_that_must_be_alone_takes_no_capacity_before_it_is(desk: QueueDriver) -> None:
-    for name in ("w1", "w2"):
-        await desk.admit("lost twice", incarnation=name)
-        await desk.driver.expire_lease(name)
-    await desk.register("a", limit=1, without=True, incarnation="w3")
-    await desk.admit("running", incarnation="w3")
-    assert await desk.admit("lost twice", "new", incarnation="w3") == ["waits", "waits"]
-    await desk.settle(desk.attempt_of("running"))
-    assert (desk.told("lost twice")[-1], desk.told("new")) == ("must be alone", ["granted"])
-    alone = desk.asked[desk.attempt_of("lost twice")][1].model_copy(update={"alone": True})
-    await desk.send(alone, incarnation="w3")
-    await desk.settle(desk.attempt_of("new"))
-    assert (desk.told("lost twice")[-1], desk.answers[alone.attempt_id].attempt) == ("granted", 3)
-
-
 async def test_one_duplicate_too_many_is_overloaded_and_costs_nothing(desk: QueueDriver) -> None:
     told = await desk.admit(*["r1"] * (MAX_HELD_DUPLICATES + 2))
     assert told == ["granted", *["waits"] * MAX_HELD_DUPLICATES, "overloaded"]
