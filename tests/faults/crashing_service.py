@@ -15,16 +15,19 @@ import sys
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from quintain.bus.base import PUBLISH_TIMEOUT_SECONDS, Bus, Consumer, Delivery, Envelope, Handler
+from quintain.bus.rabbit_connection import HEARTBEAT_SECONDS
 from quintain.config.loader import load_configuration
 from quintain.settings import environment, read_settings
 from quintain.topology import Exchange, Queue
 from quintain_cli.console import handle_stop_signals
 from quintain_cli.running_fleet import ledger_url
 from quintain_cli.service_process import connect_when_available, print_ready, print_waiting
+from quintain_metadata.replicas import BROKER_HEARTBEAT_SECONDS, replicated
 from quintain_metadata.service import running_metadata
 from quintain_metadata.store.opening import open_ledger_or_wait
 from quintain_worker.worker import run_worker
@@ -141,9 +144,11 @@ CLOCK_AHEAD_VARIABLE = "TEST_CLOCK_AHEAD"
 
 
 @contextlib.asynccontextmanager
-async def open_bus(name: str) -> AsyncIterator[Bus]:
+async def open_bus(name: str, heartbeat_seconds: int = HEARTBEAT_SECONDS) -> AsyncIterator[Bus]:
     """The broker's bus, which dies at its step where one is named."""
-    async with connect_when_available(read_settings(environment()), name, print_waiting) as bus:
+    async with connect_when_available(
+        read_settings(environment()), name, print_waiting, heartbeat_seconds=heartbeat_seconds
+    ) as bus:
         step = os.environ.get(CRASH_VARIABLE)
         yield bus if step is None else CrashingBus(bus, CrashPoint(**json.loads(step)))
 
@@ -153,8 +158,8 @@ async def metadata() -> None:
     async with (
         handle_stop_signals() as stop,
         open_ledger_or_wait(ledger_url(settings)) as ledger,
-        open_bus("metadata") as bus,
-        running_metadata(bus, ledger, settings.admin_token, timings=settings.timings),
+        open_bus("metadata", BROKER_HEARTBEAT_SECONDS) as bus,
+        replicated(bus, ledger, partial(running_metadata, bus, ledger, settings.admin_token, timings=settings.timings)),
     ):
         print_ready("metadata", {}, as_json=False)
         await stop.wait()

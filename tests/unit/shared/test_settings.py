@@ -206,7 +206,6 @@ PROMISED = [
     DEFAULT_TIMINGS.answered_settle_seconds,
     DEFAULT_TIMINGS.sweep_seconds,
     DEFAULT_TIMINGS.gap_seconds,
-    DEFAULT_TIMINGS.gap_seconds,
     DEFAULT_TIMINGS.host_heartbeat_seconds,
     DEFAULT_TIMINGS.host_lost_seconds,
 ]
