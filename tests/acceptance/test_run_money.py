@@ -189,7 +189,7 @@ async def test_the_bill_is_the_same_everywhere_and_the_providers_own(shell: Comm
     """Of one target that is asked and judges: requests, tokens and dollars, as the provider counts them too."""
     provider = PricedProvider(failing=0.3, kinds=("500", "429"), answer=ANSWER)
     async with serving(provider) as url:
-        write_priced_evaluation(shell.folder, url, cases=40)
+        write_priced_evaluation(shell.folder, url, cases=40, more=", adaptive: false")
         running = shell.start("run", "eval.yaml", "--concurrency", "16", "--markdown", "run.md", "--in-doubt", "retry")
         ended = await asyncio.to_thread(running.wait, seconds=80)
     record = record_of(shell)
