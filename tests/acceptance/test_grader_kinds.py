@@ -81,7 +81,7 @@ def test_every_kind_of_grader_grades(shell: CommandLine) -> None:
         quintain_yaml=CONFIG,
         eval_yaml=EVALUATION,
     )
-    ended = shell.run("run", "eval.yaml", code=1)
+    ended = shell.run("run", "eval.yaml", "--graders", "1", code=1)
     rows = {str(row["caseId"]): row for row in rows_of(shell.folder / "runs" / "eval")}
     first = rows["case-1"]["graders"]
     assert isinstance(first, dict)

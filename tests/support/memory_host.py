@@ -68,9 +68,3 @@ def target_factory(script: TargetScript) -> Callable[[], Any]:
 
 async def emit_seen(target: Any, emit: Any, send: Any) -> None:
     emit(target.observation_event("seen"))
-
-
-async def run_contents(hosted: HostUnderTest, leased: RemoteLease) -> list[Any]:
-    controller = Controller(QUINTAIN_TYPES)
-    await hosted.run(leased, controller)
-    return [event.content for event in controller.seen]

@@ -15,9 +15,6 @@ from pika.adapters.blocking_connection import BlockingChannel
 VERSION = 4
 HEARTBEAT_SECONDS = 1.0
 
-#: Messages carry so many characters of items, or one item.
-MAX_CHARACTERS = 1_000_000
-
 Item = dict[str, Any]
 
 
