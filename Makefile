@@ -49,7 +49,7 @@ flood: $(ready)  ## floods of large messages by a user without a session, with t
 	QUINTAIN_TEST_FAULTS=long $(bin)/pytest tests/faults/test_floods.py $(ARGS)
 fuzz: $(ready)   ## hostile messages, bodies and requests to every consumer and route: more, and others each time
 	$(bin)/pytest --hypothesis-profile=long tests/unit/test_fuzz_consumers.py tests/unit/gateway \
-	  tests/integration/test_hostile_operations.py tests/integration/test_hostile_amqp.py $(ARGS)
+	  tests/integration/test_hostile_amqp.py $(ARGS)
 browser: $(ready)  ## all pages in Chromium
 	$(bin)/pytest tests/browser $(ARGS)
 docs: $(ready)   ## build docs/ as a site into site/html, and check every link

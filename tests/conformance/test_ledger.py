@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
+from collections.abc import Awaitable, Callable
 
 import pytest
+from pydantic import ValidationError
 
 from quintain.contracts.credentials import SessionToken
 from quintain.contracts.ledger import Admission, AttemptOutcome
 from quintain.contracts.message import LARGE_REPLY_BYTES
-from quintain.contracts.session import Priority, SessionOpened
+from quintain.contracts.session import ListSessions, Priority, SessionOpened
 from quintain.errors import (
     BadRequest,
     BudgetExhausted,
@@ -25,6 +28,7 @@ from quintain.errors import (
     TimedOut,
     Unauthorized,
 )
+from quintain_metadata.ledger import sessions
 from quintain_metadata.ledger.decisions import Deferred
 from quintain_metadata.ledger.replies import LargeReplay, read_replay
 from support.ledger_driver import Driver
@@ -195,3 +199,21 @@ async def test_a_reply_no_longer_kept_is_never_a_second_call(driver: Driver) -> 
     with pytest.raises(ReplyExpired):
         await driver.admit(session, "r1")
     assert (await driver.info(session)).call_count == 1
+
+
+@pytest.mark.parametrize("text", ["\0", "a\0b", "x" * 3_000, "\ufffe", "\U0010ffff"], ids=ascii)
+async def test_text_that_no_column_takes_is_a_bad_request_or_kept(driver: Driver, text: str) -> None:
+    session = await driver.open_session()
+    operations: list[Callable[[], Awaitable[object]]] = [
+        lambda: driver.open_session(label=text),
+        lambda: driver.open_session(text),
+        lambda: driver.reserve(session, [text]),
+        lambda: driver.admit(session, text),
+        lambda: driver.cancel(session, text),
+        lambda: driver.info(session.model_copy(update={"session_id": text})),
+        lambda: driver.at_now(sessions.list_page, ListSessions.model_construct(cursor=f"1.{text}")),
+    ]
+    for operation in operations:
+        # What a contract refuses has not reached the store.
+        with contextlib.suppress(BadRequest, ValidationError):
+            await operation()

@@ -9,11 +9,10 @@ from quintain.contracts.invoke import FaultReply
 from quintain.contracts.ledger import AttemptOutcome
 from quintain.contracts.session import SessionOpened
 from quintain.errors import BadRequest, Cancelled, ForbiddenTarget, Throttled, Unauthorized
-from quintain_metadata.ledger import calls, sessions
+from quintain_metadata.ledger import calls
 from quintain_metadata.ledger.calls import CancelResult
 from quintain_metadata.ledger.decisions import DeferReason, Deferred
 from quintain_metadata.ledger.targets import MAX_PAUSE_MS
-from quintain_metadata.store.base import Moment, SqlProgram
 from support.ledger_driver import Driver, counters
 
 
@@ -142,28 +141,17 @@ async def throttle(driver: Driver, session: SessionOpened, request_id: str, *, u
 
 
 @pytest.mark.parametrize("unproven", [True, False])
-async def test_a_throttled_call_ends_with_its_session(driver: Driver, unproven: bool) -> None:
+@pytest.mark.parametrize("by", ["its session", "its message"])
+async def test_a_throttled_call_ends_with_its_session_or_its_message(driver: Driver, by: str, unproven: bool) -> None:
     session = await driver.open_session()
     await throttle(driver, session, "r1", unproven=unproven)
-    await driver.transact(lambda moment: calls.end_family(moment, [session.session_id]))
+    if by == "its session":
+        await driver.close(session)
+    else:
+        _, fault = await driver.as_owner(session, lambda moment, owner: calls.end_dead_letter(moment, owner, "r1"))
+        assert (fault and fault.code) == ("timeout" if unproven else None)
     found = counters(await driver.info(session))
     assert (found["used"], found["in_doubt"], found["reserved"]) == (unproven, unproven, 0)
-    assert await driver.audit_findings() == ()
-
-
-@pytest.mark.parametrize("unproven", [True, False])
-async def test_a_throttled_call_ends_with_its_message(driver: Driver, unproven: bool) -> None:
-    session = await driver.open_session()
-    await throttle(driver, session, "r1", unproven=unproven)
-
-    def end(moment: Moment) -> SqlProgram[str | None]:
-        owner = yield from sessions.authenticate(moment.now, SessionToken.parse(session.token))
-        _, fault = yield from calls.end_dead_letter(moment, owner, "r1")
-        return None if fault is None else fault.code
-
-    assert await driver.transact(end) == ("timeout" if unproven else None)
-    found = counters(await driver.info(session))
-    assert (found["used"], found["in_doubt"]) == (unproven, unproven)
     assert await driver.audit_findings() == ()
 
 

@@ -1,36 +1,24 @@
-"""``python -m faults.crashing_service serve metadata|worker``: the service of ``quintain serve``, composed the same
-way, on a bus that kills its own process at one exact step, or by a clock that is off.
-
-The service's own code is the product's, unchanged; only its bus and its clock are not. Nothing has a last word.
+"""``python -m faults.crashing_service serve SERVICE``: ``quintain serve``, on a bus that kills its own process at one
+exact step, or by a clock that is off. Nothing has a last word.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import signal
-import sys
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NoReturn
+from unittest.mock import patch
 
 from quintain.bus.base import PUBLISH_TIMEOUT_SECONDS, Bus, Consumer, Delivery, Envelope, Handler
-from quintain.bus.rabbit_connection import HEARTBEAT_SECONDS
-from quintain.config.loader import load_configuration
-from quintain.settings import environment, read_settings
+from quintain.bus.connect import connect_bus
 from quintain.topology import Exchange, Queue
-from quintain_cli.console import handle_stop_signals
-from quintain_cli.running_fleet import ledger_url
-from quintain_cli.service_process import connect_when_available, print_ready, print_waiting
-from quintain_metadata.replicas import BROKER_HEARTBEAT_SECONDS, replicated
-from quintain_metadata.service import running_metadata
-from quintain_metadata.store.opening import open_ledger_or_wait
-from quintain_worker.worker import run_worker
+from quintain_cli.__main__ import main
 from support.process_fleet import Process, ProcessFleet
 
 #: Where a start program finds its step, as JSON; the fleet's own variables are the product's alone.
@@ -143,41 +131,14 @@ def start_with_faults(
 CLOCK_AHEAD_VARIABLE = "TEST_CLOCK_AHEAD"
 
 
-@contextlib.asynccontextmanager
-async def open_bus(name: str, heartbeat_seconds: int = HEARTBEAT_SECONDS) -> AsyncIterator[Bus]:
-    """The broker's bus, which dies at its step where one is named."""
-    async with connect_when_available(
-        read_settings(environment()), name, print_waiting, heartbeat_seconds=heartbeat_seconds
-    ) as bus:
-        step = os.environ.get(CRASH_VARIABLE)
-        yield bus if step is None else CrashingBus(bus, CrashPoint(**json.loads(step)))
-
-
-async def metadata() -> None:
-    settings = read_settings(environment())
-    async with (
-        handle_stop_signals() as stop,
-        open_ledger_or_wait(ledger_url(settings)) as ledger,
-        open_bus("metadata", BROKER_HEARTBEAT_SECONDS) as bus,
-        replicated(bus, ledger, partial(running_metadata, bus, ledger, settings.admin_token, timings=settings.timings)),
-    ):
-        print_ready("metadata", {}, as_json=False)
-        await stop.wait()
-
-
-async def worker() -> None:
-    env = environment()
-    settings = read_settings(env)
-    async with (
-        handle_stop_signals() as stop,
-        open_bus("worker") as bus,
-        run_worker(bus, load_configuration(settings, None), env, timings=settings.timings),
-    ):
-        print_ready("worker", {}, as_json=False)
-        await stop.wait()
-
-
 if __name__ == "__main__":
     ahead, true_time = float(os.environ.get(CLOCK_AHEAD_VARIABLE, "0")), time.time
     time.time = lambda: true_time() + ahead
-    asyncio.run({"metadata": metadata, "worker": worker}[sys.argv[-1]]())
+    step = os.environ.get(CRASH_VARIABLE)
+
+    async def connect_crashing(*arguments: Any, **options: Any) -> Any:
+        bus = await connect_bus(*arguments, **options)
+        return bus if step is None else CrashingBus(bus, CrashPoint(**json.loads(step)))
+
+    with patch("quintain_cli.service_process.connect_bus", connect_crashing):
+        main()

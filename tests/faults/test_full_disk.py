@@ -22,7 +22,7 @@ from support.command_line import CommandLine, command_line
 from support.process_fleet import ADMIN_TOKEN, ProcessFleet, process_fleet
 from support.servers.rabbitmq_admin import BrokerUnderTest
 
-FULL_SECONDS = 10.0 if is_long() else 4.0
+FULL_SECONDS = 10.0 if is_long() else 2.0
 
 EVALUATION = """
 dataset: cases.jsonl

@@ -284,6 +284,6 @@ async def test_every_service_works_as_its_own_user(
 async def test_who_may_not_declare_an_exchange_says_who_does(
     empty_vhost_users: BrokerUsers,
 ) -> None:
-    async with open_bus(empty_vhost_users.url("evaluator"), "evaluator", timeout_seconds=3) as bus:
+    async with open_bus(empty_vhost_users.url("evaluator"), "evaluator", timeout_seconds=1) as bus:
         with pytest.raises(BrokerUnavailable, match=r"quintain.reply does not exist.*quintain serve metadata"):
             await RpcClient(bus).start()

@@ -160,10 +160,10 @@ class ObservedFleet:
         """Run this on the fleet's loop."""
         return self._runner.run(coroutine)
 
-    async def start(self, ledger_url: str) -> None:
+    async def start(self) -> None:
         """Start the services, and open the session in whose name everything is asked."""
         asyncio.get_running_loop().set_exception_handler(lambda _, context: self.loop_errors.append(str(context)))
-        self.ledger = await open_ledger(ledger_url)
+        self.ledger = await open_ledger("sqlite://")
         self._stack.push_async_callback(self.ledger.close)
         await self._start_services()
         self.rpc_client = RpcClient(self.publisher_bus)
@@ -262,7 +262,7 @@ OPEN = b'{"defaultTarget": "a", "maxCalls": 9007199254740991}'
 
 
 @contextlib.contextmanager
-def observed_fleet(ledger_url: str = "sqlite://") -> Iterator[ObservedFleet]:
+def observed_fleet() -> Iterator[ObservedFleet]:
     """A fleet on a loop of its own, stopped at the end."""
     root, log_capture = logging.getLogger(), LogCapture()
     level = root.level
@@ -272,7 +272,7 @@ def observed_fleet(ledger_url: str = "sqlite://") -> Iterator[ObservedFleet]:
         with asyncio.Runner() as runner:
             fleet = ObservedFleet(runner, log_capture)
             try:
-                fleet.run(fleet.start(ledger_url))
+                fleet.run(fleet.start())
                 yield fleet
             finally:
                 fleet.run(fleet.stop())

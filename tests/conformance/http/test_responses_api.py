@@ -1,4 +1,4 @@
-"""OpenAI's Responses API over a real socket: its official client, whole and streamed."""
+"""OpenAI's Responses API over a real socket: its official client, whole and streamed, and what no client sends."""
 
 from __future__ import annotations
 

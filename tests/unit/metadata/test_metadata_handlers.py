@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import time
 from collections.abc import AsyncIterator
@@ -73,26 +74,17 @@ async def test_an_operation_is_open_to_whom_the_protocol_says(
 
 
 @pytest.mark.parametrize("operation", list(OPERATION_BODIES))
-async def test_no_other_token_opens_anything_and_all_hear_the_same(
+async def test_no_other_token_opens_anything_whatever_is_asked_and_all_hear_the_same(
     metadata: Metadata, session: SessionOpened, operation: str
 ) -> None:
     tampered = session.token[:-1] + ("0" if session.token[-1] != "0" else "1")
-    for token in (None, "", "junk", "Bearer x", "the admin token of a tesT", SessionToken.mint().text, tampered):
+    strangers = [None, "", "junk", "Bearer x", "the admin token of a tesT", SessionToken.mint().text, tampered]
+    if OPERATION_BODIES[operation][1] == {"admin"}:
+        strangers.append(session.token)
+    questions = [operation_body(operation, session), b"{", b"[]", b'{"maxCalls": "many", "requestIds": 7}']
+    for token, body in itertools.product(strangers, questions):
         with pytest.raises(Unauthorized, match="^Unauthorized$"):
-            await metadata.call_operation(operation, token, operation_body(operation, session))
-
-
-@pytest.mark.parametrize("operation", [*OPERATION_BODIES, "nonsense"])
-async def test_the_token_is_looked_at_before_the_question(
-    metadata: Metadata, session: SessionOpened, operation: str
-) -> None:
-    for body in (b"{", b"[]", b'{"maxCalls": "many", "requestIds": 7}'):
-        if operation in OPERATION_BODIES:
-            with pytest.raises(Unauthorized):
-                await metadata.call_operation(operation, SessionToken.mint().text, body)
-        if OPERATION_BODIES.get(operation, ({}, set()))[1] == {"admin"}:
-            with pytest.raises(Unauthorized):
-                await metadata.call_operation(operation, session.token, body)
+            await metadata.call_operation(operation, token, body)
 
 
 @pytest.mark.parametrize("operation", list(OPERATION_BODIES))
