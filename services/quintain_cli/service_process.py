@@ -11,6 +11,7 @@ import typer
 
 from quintain.bus.base import Bus
 from quintain.bus.connect import connect_bus
+from quintain.bus.rabbit_connection import HEARTBEAT_SECONDS
 from quintain.errors import BrokerUnavailable
 from quintain.observe.health import OpsAddress, OpsEndpoints, serve_ops
 from quintain.observe.metrics import ServiceMetrics
@@ -61,18 +62,24 @@ def print_waiting(reason: str) -> None:
 
 @contextlib.asynccontextmanager
 async def connect_when_available(
-    settings: Settings, name: str, on_waiting: Callable[[str], None]
+    settings: Settings, name: str, on_waiting: Callable[[str], None], *, heartbeat_seconds: int = HEARTBEAT_SECONDS
 ) -> AsyncIterator[Bus]:
     """Connect to the settings' broker, and retry while it is unavailable; ``on_waiting`` gets each reason.
 
-    A service that starts waits for its connection like one that runs.
+    A service that starts waits for its connection like one that runs. ``heartbeat_seconds`` is that of `RabbitBus`.
 
     Raises `ConfigError` if no broker is configured, and `BrokerRefused`.
     """
     url = settings.require_broker_url()
     while True:
         try:
-            bus = await connect_bus(url, name, timeout_seconds=BROKER_RETRY_SECONDS, declare_seconds=None)
+            bus = await connect_bus(
+                url,
+                name,
+                timeout_seconds=BROKER_RETRY_SECONDS,
+                declare_seconds=None,
+                heartbeat_seconds=heartbeat_seconds,
+            )
         except BrokerUnavailable as error:
             on_waiting(error.message)
         else:

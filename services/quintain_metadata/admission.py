@@ -29,7 +29,7 @@ from quintain.timings import DEFAULT_TIMINGS, Clock, Timings
 from quintain_metadata.admit_answers import decision_of, note_decision, refusal_of, with_deadline
 from quintain_metadata.copies import CopiesOfWaiting
 from quintain_metadata.ledger.call_rows import CallKey, read_capacities
-from quintain_metadata.ledger.calls import CallOperations, NotOwner
+from quintain_metadata.ledger.calls import CallOperations
 from quintain_metadata.ledger.decisions import AdmitOperation, DeferReason, Deferred
 from quintain_metadata.metrics import MetadataMetrics
 from quintain_metadata.money_line import MoneyLine
@@ -63,8 +63,7 @@ class AdmissionQueue:
     ) -> None:
         self._ledger, self._metrics, self._timings = ledger, metrics or MetadataMetrics(), timings
         self.quotas, self._waiting = quotas or QuotaAdmission(ledger), WaitingAdmits()
-        self.operations = CallOperations(ledger, has_owners=self.quotas.is_shared)
-        self.quotas.on_dropped = self._forget_targets
+        self.operations = CallOperations(ledger)
         self._clock = Clock()
         self._targets_to_fill: set[str] = set()
         #: Whether the ledger took the last operation of this queue.
@@ -143,11 +142,6 @@ class AdmissionQueue:
             for target in targets:
                 await self.fill(target)
             await self.money.fill()
-        if self._ledger.is_shared:
-            # What is awaited here still has no capacity left for others, and a quota has one owner.
-            self._ledger.announce_capacity(
-                target for target in targets if not (self._waiting.is_awaited(target) or self.quotas.has_quota(target))
-            )
 
     async def retry_waiting(self) -> None:
         """Decide the waiting admits that no longer need to wait; called at every sweep."""
@@ -180,11 +174,6 @@ class AdmissionQueue:
         """Decide again the waiting admits of these calls, given by session id and request id."""
         await self._retry(self._waiting.of_calls(call_keys))
 
-    async def fill_freed(self, target: str) -> None:
-        """Grant what a call at this target has freed by its end, which another service applied."""
-        await self.fill(target)
-        await self.money.fill()
-
     async def fill(self, target: str) -> None:
         """Grant the target's free capacity to the admits that wait for it."""
         if not self._waiting.is_awaited(target):
@@ -210,7 +199,7 @@ class AdmissionQueue:
         oldest_request = self._oldest_request()
         chosen, is_any_removed = list[WaitingAdmit](), False
         for waiting in first[:capacity]:
-            # Granted by another service, or its worker is gone. A lost grant is sent again when the admit is repeated.
+            # Granted before, or its worker is gone. A lost grant is sent again when the admit is repeated.
             if waiting.admit.attempt_id in ended_ids or waiting.last_requested_at < oldest_request:
                 self._waiting.remove(waiting.admit.attempt_id)
                 is_any_removed = True
@@ -305,11 +294,6 @@ class AdmissionQueue:
             await self._retry(self._waiting.of_calls(refused))
         return all_decisions
 
-    def _forget_targets(self, targets: Collection[str]) -> None:
-        """Forget the waiting admits of targets that another service decides by now: their workers repeat them."""
-        for waiting in [each for each in self._waiting if each.admit.target in targets]:
-            self._waiting.remove(waiting.admit.attempt_id)
-
     def _add_waiting(self, waiting: WaitingAdmit) -> list[Admission]:
         if waiting.joins_for_caller:
             count = self._waiting.count_duplicates(waiting.call_key, but=waiting.admit.attempt_id)
@@ -331,8 +315,7 @@ class AdmissionQueue:
         awaited_targets: Collection[str] = (),
         awaited_payers: Sequence[Collection[str]] = (),
     ) -> list[Admission | Deferred | None]:
-        """Return the ledger's decision on each admit; None while the ledger is out of reach, or where another service
-        owns the quota by now: its worker repeats the admit.
+        """Return the ledger's decision on each admit; None while the ledger is out of reach: its worker repeats it.
 
         A new call of one of the ``awaited_targets`` waits behind others; so does one for the money of the sessions in
         its ``awaited_payers``. A final decision is recorded as a span of the
@@ -348,9 +331,8 @@ class AdmissionQueue:
                 credential = admit.credential()
                 has_quota = admit.target in self.quotas.quota_of
                 after_quota = has_quota and not self.quotas.offer(admit)
-                owned = self.quotas.owned(admit.target) if has_quota else None
                 payers = awaited_payers[number] if awaited_payers else ()
-                operations.append(AdmitOperation(admit, worker, credential, after_others, after_quota, owned, payers))
+                operations.append(AdmitOperation(admit, worker, credential, after_others, after_quota, payers))
             except Fault as unauthorized:  # the format of its credential is wrong
                 refused[number] = unauthorized
         outcomes = await self.operations.run(operations)
@@ -359,8 +341,6 @@ class AdmissionQueue:
         now = asyncio.get_running_loop().time()
         for number, admit in enumerate(admits):
             outcome = refused.get(number) or next(remaining)
-            if isinstance(outcome, NotOwner):
-                self.quotas.disown(admit.target)
             decision = decision_of(admit, outcome) if isinstance(outcome, Exception) else outcome
             has_quota = admit.target in self.quotas.quota_of
             decision = self.quotas.decided(admit, decision) if has_quota else decision

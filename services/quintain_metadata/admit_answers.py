@@ -12,7 +12,6 @@ from quintain.observe import logs
 from quintain.observe.semconv import ledger_admit_span
 from quintain.observe.spans import record_finished_span, valid_traceparent
 from quintain.rpc.server import log_defect
-from quintain_metadata.ledger.calls import NotOwner
 from quintain_metadata.ledger.decisions import Deferred
 
 log = logging.getLogger(__name__)
@@ -20,7 +19,7 @@ log = logging.getLogger(__name__)
 
 def decision_of(admit: Admit, error: Exception) -> Admission | None:
     """Return the answer to an admit that was not decided otherwise; None where its worker is to repeat it."""
-    if isinstance(error, BudgetUnavailable | NotOwner):
+    if isinstance(error, BudgetUnavailable):
         return None
     if isinstance(error, Fault):
         return refusal_of(admit, error)

@@ -153,7 +153,7 @@ class FleetStatus:
         """Return the figures of the fleet; the same value for a moment, so that many who ask cost no more than one."""
         async with self._lock:
             if self._figures is None or time.monotonic() >= self._figures_until:
-                rows = await self._ledger.transact(lambda moment: read_fleet(moment.now))
+                rows = await self._ledger.read(lambda moment: read_fleet(moment.now))
                 await self._count_queues([target.name for target in rows.targets])
                 quotas = QuotaList(quotas=self._read_quotas(), now=rows.now)
                 began = time.thread_time()

@@ -76,8 +76,11 @@ log = logging.getLogger(__name__)
 
 Returned = TypeVar("Returned")
 
-#: How many calls one transaction of a cancellation locks at most: a store's number of locks is limited.
+#: How many calls one transaction of a cancellation changes at most: others wait for it.
 MAX_CALLS_PER_TRANSACTION = 200
+
+#: The operations that only read, so that they keep no other one from writing.
+READING = frozenset(route.key for route in (INFO, LIST, SHOW, TARGETS, WORKERS, FLEET, QUOTAS))
 
 #: How often `info` looks whether the calls that its asker was answered have ended, in seconds.
 SETTLE_CHECK_SECONDS = 0.05
@@ -166,7 +169,7 @@ class MetadataRequestHandler:
             requests[:] = [route.request_type.from_wire(delivery.body or b"{}")]
             return (yield from function(moment, requests[0], session))
 
-        returned = await self._ledger.transact(operation)
+        returned = await (self._ledger.read if route.key in READING else self._ledger.transact)(operation)
         for request_id in getattr(requests[0], "request_ids", ()) if log.isEnabledFor(logging.DEBUG) else ():
             with logs.log_context(request_id=request_id):
                 log.debug("%s of this call: done", route.key)
@@ -179,14 +182,12 @@ class MetadataRequestHandler:
 
         The cancellation is in the ledger even where a worker could not be notified.
         """
-        unique_ids = sorted(set(request_ids))
-        cancelled_count = 0
-        to_abort: list[CallKey] = []
+        unique_ids, cancelled_count, to_abort = sorted(set(request_ids)), 0, list[CallKey]()
         for start in range(0, len(unique_ids), MAX_CALLS_PER_TRANSACTION):
             page = unique_ids[start : start + MAX_CALLS_PER_TRANSACTION]
             result = await self._ledger.transact(partial(calls.cancel, session=session, request_ids=page))
             cancelled_count += result.cancelled_count
-            to_abort += [CallKey(session_id=session.id, request_id=request_id) for request_id in result.to_abort]
+            to_abort += [CallKey(session_id=session.id, request_id=one) for one in result.to_abort]
         ended = [ConversationKey(session_id=session.id, conversation_id=name) for name in conversation_ids]
         if to_abort or ended:
             await self._broadcast(CancelBroadcast(calls=to_abort, conversations=ended or None))

@@ -1,8 +1,4 @@
-"""Consumes what workers ask and tell of calls: decides admits; records how attempts ended, and fills their places.
-
-What concerns a quota that another metadata service owns is sent on to the own queue of that one: admits as they came,
-and of settles how the attempts ended. A message that was sent on once is not sent on again.
-"""
+"""Consumes what workers ask and tell of calls: decides admits; records how attempts ended, and fills their places."""
 
 from __future__ import annotations
 
@@ -17,7 +13,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from quintain.bus.base import Bus, Delivery, Envelope
+from quintain.bus.base import Bus, Delivery
 from quintain.contracts.invoke import FaultReply
 from quintain.contracts.ledger import (
     Admission,
@@ -26,20 +22,16 @@ from quintain.contracts.ledger import (
     AdmitReply,
     AttemptEnded,
     AttemptOutcome,
-    AttemptsEnded,
     Settle,
     SettleBatch,
 )
-from quintain.contracts.message import Message
 from quintain.contracts.quota import TryOutcome, TryReport
-from quintain.errors import BadRequest, BudgetUnavailable, BusError, Fault, ReplyExpired
+from quintain.errors import BadRequest, BudgetUnavailable, Fault, ReplyExpired
 from quintain.observe import logs
 from quintain.observe.semconv import ledger_settle_span
 from quintain.observe.spans import error_type_of, record_finished_span, valid_traceparent
-from quintain.routes import ADMIT, ATTEMPTS_ENDED
 from quintain.rpc.server import log_defect, send_reply
 from quintain.timings import Timings
-from quintain.topology import PROBE
 from quintain_metadata.admission import AdmissionQueue
 from quintain_metadata.ledger.call_rows import CallRow
 from quintain_metadata.ledger.lifecycle import CallState
@@ -89,33 +81,6 @@ def _refusals(problems: Sequence[tuple[Any, Fault]]) -> list[Admission]:
     return refusals
 
 
-class OwnerSender:
-    """Sends to the owners of quotas what concerns these."""
-
-    def __init__(self, bus: Bus, timings: Timings) -> None:
-        self._bus, self._timings = bus, timings
-
-    async def send(self, key: str | None, message: Message, kind: str, request: Delivery | None = None) -> None:
-        """Send to the service with this key; None is not known. ``request`` is the one that it is to answer.
-
-        What is not sent is lost: workers repeat their admits, and the owner's sweep finds attempts that ended.
-        """
-        if key is None:
-            return
-        envelope = Envelope(
-            body=message.to_wire(),
-            type=kind,
-            correlation_id=None if request is None else request.correlation_id,
-            reply_to=None if request is None else request.reply_to,
-            expiration_ms=int(self._timings.ledger_silence_seconds * 1000),
-            persistent=False,
-        )
-        try:
-            await self._bus.publish(PROBE, key, envelope, timeout_seconds=self._timings.admit_repeat_seconds)
-        except BusError as error:
-            log.debug("The owner of a quota was not reached: %s", error.message)
-
-
 class LargeReplays:
     """The large replays that this service sends: one is in memory at a time, and the others wait."""
 
@@ -157,7 +122,7 @@ class AdmitReplySender:
 
     async def _read(self, replay: LargeReplay) -> Admission:
         try:
-            return await self.ledger.transact(lambda _: read_replay(replay))
+            return await self.ledger.read(lambda _: read_replay(replay))
         except ReplyExpired as expired:
             return Admission(attempt_id=replay.attempt_id, fault=FaultReply.from_fault(expired))
 
@@ -169,55 +134,32 @@ class AdmitReplySender:
 class AdmitConsumer:
     """Has the admission queue decide the admits of workers, which get the answers from it."""
 
-    def __init__(self, bus: Bus, ledger: Ledger, admission_queue: AdmissionQueue, owner_sender: OwnerSender) -> None:
+    def __init__(self, bus: Bus, ledger: Ledger, admission_queue: AdmissionQueue) -> None:
         self._bus, self._ledger, self._admission_queue = bus, ledger, admission_queue
-        self._owner_sender, self._large_replays = owner_sender, LargeReplays()
+        self._large_replays = LargeReplays()
 
     async def __call__(self, delivery: Delivery) -> None:
         """Decide one batch, and acknowledge it; a batch that cannot be decided is answered with its fault."""
         address = (delivery.reply_to, delivery.correlation_id)
         sender = AdmitReplySender(address, self._bus, self._ledger, delivery, self._large_replays)
         try:
-            # Only metadata services may write to that exchange.
-            if delivery.exchange == PROBE.name and delivery.type == ATTEMPTS_ENDED.key:
-                await self._admission_queue.on_ended(AttemptsEnded.from_wire(delivery.body).items)
-            else:
-                batch, problems = read_batch(AdmitBatch, Admit, delivery.body)
-                if refusals := _refusals(problems):
-                    await sender(refusals, [])
-                if self._admission_queue.quotas.is_shared:
-                    batch = await self._own_part(batch, delivery)
-                if batch.items:
-                    await self._admission_queue.admit(batch, sender)
+            batch, problems = read_batch(AdmitBatch, Admit, delivery.body)
+            if refusals := _refusals(problems):
+                await sender(refusals, [])
+            if batch.items:
+                await self._admission_queue.admit(batch, sender)
         except Fault as fault:
             await send_reply(self._bus, delivery, fault)
         except Exception as defect:
             await send_reply(self._bus, delivery, log_defect(defect, "deciding admits"))
         await delivery.ack()
 
-    async def _own_part(self, batch: AdmitBatch, delivery: Delivery) -> AdmitBatch:
-        """Return the admits that this service decides, and send the others on."""
-        quotas = self._admission_queue.quotas
-        await quotas.ensure_known(item.target for item in batch.items)
-        foreign = [item for item in batch.items if not quotas.is_own(item.target)]
-        if not foreign:
-            return batch
-        by_key: dict[str | None, list[Admit]] = {}
-        for item in foreign:
-            by_key.setdefault(quotas.owner_of(item.target), []).append(item)
-        for key, items in by_key.items() if delivery.exchange != PROBE.name else ():
-            await self._owner_sender.send(key, batch.with_fields(items=items), ADMIT.key, delivery)
-        return batch.with_fields(items=[item for item in batch.items if item not in foreign])
-
 
 class SettleConsumer:
     """Applies the settles of workers to the ledger."""
 
-    def __init__(
-        self, admission_queue: AdmissionQueue, metrics: MetadataMetrics, timings: Timings, owner_sender: OwnerSender
-    ) -> None:
+    def __init__(self, admission_queue: AdmissionQueue, metrics: MetadataMetrics, timings: Timings) -> None:
         self._admission_queue, self._metrics, self._timings = admission_queue, metrics, timings
-        self._owner_sender = owner_sender
 
     async def __call__(self, delivery: Delivery) -> None:
         """Apply one batch, and acknowledge it; what it may have freed is given to the admits that wait."""
@@ -232,27 +174,7 @@ class SettleConsumer:
         self._metrics.count_settles(items)
         ended = await self._apply(items)
         await delivery.ack()
-        if self._admission_queue.quotas.is_shared:
-            ended = await self._own_part(ended)
         await self._admission_queue.on_ended(ended)
-
-    async def _own_part(self, ended: list[AttemptEnded]) -> list[AttemptEnded]:
-        """Return those whose quotas this service owns, or that have none, and tell the other owners of theirs."""
-        quotas = self._admission_queue.quotas
-        if not (others := quotas.other_owners()):
-            return ended
-        own, by_key = list[AttemptEnded](), dict[str | None, list[AttemptEnded]]()
-        for each in ended:
-            if each.target is not None and not quotas.is_own(each.target):
-                by_key.setdefault(quotas.owner_of(each.target), []).append(each)
-                continue
-            own.append(each)
-            # Nothing says which quota it waits for.
-            for other in others if each.gave_up and each.target is None else ():
-                by_key.setdefault(other, []).append(each)
-        for key, items in by_key.items():
-            await self._owner_sender.send(key, AttemptsEnded(items=items), ATTEMPTS_ENDED.key)
-        return own
 
     async def _apply(self, items: list[Settle]) -> list[AttemptEnded]:
         """Apply settles, retrying while the ledger is out of reach; returns what they show of their attempts.

@@ -11,7 +11,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import islice
@@ -206,15 +206,23 @@ class InstrumentedLedger:
         self._ledger, self._metrics, self._timings = ledger, metrics or MetadataMetrics(), timings
         self._failed_at: float | None = None
         self._metrics.ledger_reachable.set(1)
-        self.kind, self.is_shared = ledger.kind, ledger.is_shared
+        self.kind, self.leadership = ledger.kind, ledger.leadership
         self.lease_expiry, self.close = ledger.lease_expiry, ledger.close
-        self.listen_for_capacity, self.announce_capacity = ledger.listen_for_capacity, ledger.announce_capacity
 
     async def transact(self, operation: Operation[Returned]) -> Returned:
         """Run one operation (`Ledger.transact`)."""
+        return await self._run(self._ledger.transact, operation)
+
+    async def read(self, operation: Operation[Returned]) -> Returned:
+        """Run one operation that only reads (`Ledger.read`)."""
+        return await self._run(self._ledger.read, operation)
+
+    async def _run(
+        self, run: Callable[[Operation[Returned]], Awaitable[Returned]], operation: Operation[Returned]
+    ) -> Returned:
         started_at = time.perf_counter()
         try:
-            return await self._ledger.transact(operation)
+            return await run(operation)
         except BudgetUnavailable as unavailable:
             started_at = math.inf
             raise self._note_failure(unavailable) from None

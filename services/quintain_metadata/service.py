@@ -1,4 +1,7 @@
-"""The metadata service: composes its six queue consumers and the periodic sweep over one bus and one ledger."""
+"""The metadata service: composes its six queue consumers and the periodic sweep over one bus and one ledger.
+
+Of several on a ledger of PostgreSQL one runs at a time: `replicas` says which.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ from quintain.fleet.beats import ServiceIdentity, send_beats
 from quintain.routes import ADMIT, METADATA_BEAT, OPEN_CHILD, REGISTER
 from quintain.rpc.groups import group_handler
 from quintain.rpc.server import log_defect, result_or_fault, send_reply
-from quintain.runtime.concurrency import cancel_and_wait, running_task, start_task
+from quintain.runtime.concurrency import cancel_and_wait, running_task
 from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain.topology import (
     ADMIT_QUEUE,
@@ -42,9 +45,8 @@ from quintain_metadata.fleet import FleetStatus
 from quintain_metadata.handlers import MetadataRequestHandler
 from quintain_metadata.heartbeats import HEARTBEAT_PREFETCH, HeartbeatConsumer, OwnAdmitQueue
 from quintain_metadata.ledger import calls, leases, pruning, targets
-from quintain_metadata.ledger_queues import AdmitConsumer, OwnerSender, SettleConsumer
+from quintain_metadata.ledger_queues import AdmitConsumer, SettleConsumer
 from quintain_metadata.metrics import InstrumentedLedger, MetadataMetrics, read_gauges
-from quintain_metadata.quotas.ownership import QuotaOwners
 from quintain_metadata.quotas.quota_admission import QuotaAdmission
 from quintain_metadata.routing import Router
 from quintain_metadata.store.base import Ledger
@@ -81,18 +83,15 @@ class MetadataService:
         self._metrics, self._timings = metrics or MetadataMetrics(), timings
         self._identity = ServiceIdentity("metadata")
         self._bus, self._ledger = bus, InstrumentedLedger(ledger, self._metrics, timings)
-        self._own_admits, owner_sender = OwnAdmitQueue(bus), OwnerSender(bus, timings)
-        own = self._own_admits
-        owners = QuotaOwners(self._ledger, own.key, timings, own.is_reachable) if ledger.is_shared else None
-        quotas = QuotaAdmission(self._ledger, owners=owners)
+        self._own_admits, quotas = OwnAdmitQueue(bus), QuotaAdmission(self._ledger)
         self._admission_queue = AdmissionQueue(self._ledger, self._metrics, timings, quotas)
-        self._metrics.read_quotas = quotas.own_states
+        self._metrics.read_quotas = quotas.states
         self._fleet = FleetStatus(bus, self._ledger, self._identity.instance, quotas.states, timings)
         self._request_handler = MetadataRequestHandler(
             bus, self._ledger, self._admission_queue, self._fleet, admin_sha256, timings
         )
-        self._admits = AdmitConsumer(bus, self._ledger, self._admission_queue, owner_sender)
-        self._settles = SettleConsumer(self._admission_queue, self._metrics, timings, owner_sender)
+        self._admits = AdmitConsumer(bus, self._ledger, self._admission_queue)
+        self._settles = SettleConsumer(self._admission_queue, self._metrics, timings)
         self._heartbeats = HeartbeatConsumer(bus, self._ledger, timings, self._own_admits)
         self._consumers: dict[str, Consumer] = {}
         self._start_window_seconds = start_window_seconds
@@ -100,7 +99,6 @@ class MetadataService:
         self._sweep_task: asyncio.Task[None] | None = None
         self._grant_task: asyncio.Task[None] | None = None
         self._beat_task: asyncio.Task[None] | None = None
-        self._fill_tasks: set[asyncio.Task[object]] = set()
         self._gauges_read_at = -math.inf
 
     async def start(self) -> None:
@@ -114,7 +112,7 @@ class MetadataService:
         await when_reachable(self._heartbeats.start)
         self._router = Router(self._bus, self._ledger, self._timings, self._start_window_seconds)
         await when_reachable(self._router.start)
-        await when_reachable(self._admission_queue.quotas.start)
+        await when_reachable(self._admission_queue.quotas.refresh)
         self._grant_task = asyncio.get_running_loop().create_task(
             self._admission_queue.grant_quotas_forever(), name="grant-quotas"
         )
@@ -142,11 +140,16 @@ class MetadataService:
                 queue, handler, prefetch=prefetches.get(queue, PREFETCH)
             )
         self._heartbeats.start_probes()
-        self._ledger.listen_for_capacity(self._on_capacity)
         self._sweep_task = asyncio.get_running_loop().create_task(self._sweep_periodically(), name="sweep")
 
     async def stop(self, grace_seconds: float = 10.0) -> None:
-        """Stop consuming, wait up to ``grace_seconds`` for the handlers that run, and stop the sweep."""
+        """Stop consuming, wait up to ``grace_seconds`` for the handlers that run, and stop the sweep.
+
+        One that does not lead its ledger any more waits for none: nothing that they say would be published.
+        """
+        leadership = self._ledger.leadership
+        if leadership is not None and not leadership.may_publish():
+            grace_seconds = 0.0
         for consumer in self._consumers.values():
             await consumer.cancel()
         if self._router is not None:
@@ -157,9 +160,6 @@ class MetadataService:
         )
         await self._heartbeats.stop()
         await cancel_and_wait(self._sweep_task, self._grant_task, self._beat_task)
-        await asyncio.gather(*self._fill_tasks)
-        with contextlib.suppress(BudgetUnavailable):
-            await self._admission_queue.quotas.stop()
 
     def card(self) -> ServiceCard:
         """Return the card that the service sends in its heartbeats; waiting admits count as in flight."""
@@ -175,14 +175,7 @@ class MetadataService:
         not_consumed = [name for name, consumer in self._consumers.items() if not consumer.active]
         if not_consumed:
             return f"not consumed: {', '.join(not_consumed)}"
-        try:
-            async with asyncio.timeout(LEDGER_CHECK_SECONDS):
-                await self._ledger.transact(lambda _: targets.target_names())
-        except BudgetUnavailable as unavailable:
-            return unavailable.message
-        except TimeoutError:
-            return f"the ledger does not answer within {LEDGER_CHECK_SECONDS:g} s"
-        return None
+        return await check_ledger(self._ledger)
 
     async def _on_own_message(self, delivery: Delivery) -> None:
         await (self._fleet.hear if FleetStatus.is_heartbeat(delivery) else self._admits)(delivery)
@@ -219,11 +212,6 @@ class MetadataService:
         await self._admission_queue.quotas.refresh()
         return self._own_admits.tell(renewed)
 
-    def _on_capacity(self, target: str) -> None:
-        """Fill a target's capacity that another service announced: a call has ended, which may have freed money too."""
-        work = result_or_fault(self._admission_queue.fill_freed(target), f"filling target {target!r}")
-        start_task(self._fill_tasks, work, name=f"fill-{target}")
-
     async def _sweep_periodically(self) -> None:
         while True:
             await asyncio.sleep(self._timings.sweep_seconds)
@@ -244,7 +232,19 @@ class MetadataService:
         now = asyncio.get_running_loop().time()
         if now - self._gauges_read_at >= GAUGES_SECONDS:
             self._gauges_read_at = now
-            self._metrics.set_gauges(await self._ledger.transact(read_gauges))
+            self._metrics.set_gauges(await self._ledger.read(read_gauges))
+
+
+async def check_ledger(ledger: Ledger) -> str | None:
+    """Return why a ledger cannot be used now, or None."""
+    try:
+        async with asyncio.timeout(LEDGER_CHECK_SECONDS):
+            await ledger.read(lambda _: targets.target_names())
+    except BudgetUnavailable as unavailable:
+        return unavailable.message
+    except TimeoutError:
+        return f"the ledger does not answer within {LEDGER_CHECK_SECONDS:g} s"
+    return None
 
 
 @contextlib.asynccontextmanager

@@ -14,7 +14,7 @@ from quintain.contracts.ledger import Admission, Admit
 from quintain.contracts.session import SessionState
 from quintain_metadata.ledger.call_rows import CallKey, read_capacities
 from quintain_metadata.ledger.decisions import DUPLICATE_WAIT_MS, DeferReason, Deferred
-from quintain_metadata.store.base import AdvisoryLock, Lookup, Moment, SqlProgram
+from quintain_metadata.store.base import Lookup, Moment, SqlProgram
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +51,6 @@ def read_ready(moment: Moment, waited_for: WaitedFor) -> SqlProgram[Ready]:
     """Return what can be decided now, and record that the joined calls are waited for."""
     ready = Ready(moment.now)
     if waited_for.joined:
-        # Services that renew joins of the same calls would lock their rows in different orders.
-        yield AdvisoryLock({"joins": [()]})
         yield Lookup(
             f"UPDATE call SET joined_until = ? FROM wanted WHERE {_IS_WANTED} AND call.state = 'running'"
             " AND call.cancelled_at IS NULL AND call.joined_until < ?",

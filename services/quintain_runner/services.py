@@ -19,6 +19,7 @@ from quintain.settings import CONSUMER_TIMEOUT_SECONDS, MEMORY_URL
 from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain_gateway.server import run_agent_gateway, run_gateway
 from quintain_gateway.settings import BindAddress, GatewayLimits
+from quintain_metadata.replicas import leading
 from quintain_metadata.service import running_metadata
 from quintain_metadata.store.opening import open_ledger_or_wait
 from quintain_worker.worker import Worker, run_worker
@@ -75,8 +76,10 @@ async def run_fleet(plan: FleetPlan) -> AsyncIterator[Fleet]:
         # Errors in the configuration are raised before any service is started.
         plan.config.resolve(plan.env)
         ledger = await stack.enter_async_context(open_ledger_or_wait(plan.ledger_url))
+        metadata_bus = await open_named_bus("metadata")
+        await stack.enter_async_context(leading(metadata_bus, ledger))
         metadata = running_metadata(
-            await open_named_bus("metadata"),
+            metadata_bus,
             ledger,
             plan.admin_token,
             timings=plan.timings,

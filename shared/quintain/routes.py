@@ -75,7 +75,5 @@ OPEN_CHILD = Route("open_child", LEDGER, "open_child", ledger.OpenChild, session
 #: Published by a metadata service, read by any: it has no reply.
 HEARTBEAT_PROBE = Route("heartbeat_probe", PROBE, "probe", ledger.HeartbeatProbe, Message)
 SETTLE = Route("settle", LEDGER, "settle", ledger.SettleBatch, Message)
-#: From one metadata service to the own queue of another: it has no reply.
-ATTEMPTS_ENDED = Route("attempts_ended", PROBE, "ended", ledger.AttemptsEnded, Message)
 
 DESCRIBE_HOST = Route("describe_host", HOST, "describe_host", hosting.DescribeHost, hosting.HostDescribed)

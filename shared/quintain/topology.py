@@ -188,13 +188,12 @@ HEARTBEAT_KEYS: Final = ((LEDGER, "heartbeat"), (METADATA, "beat"), (PROBE, "bea
 
 
 def admit_topology(random: str) -> Topology:
-    """Return the topology of one metadata service's own queue, which ends with its connection.
+    """Return the topology of the metadata service's own queue, which ends with its connection.
 
-    Workers send admits to it, and other metadata services what concerns its quotas, both with the same key. A copy of
-    each heartbeat of all services comes too.
+    Workers send admits to it. A copy of each heartbeat of all services comes too.
     """
     queue, key = Queue(f"{ADMIT_QUEUE.name}.{random}", "classic", exclusive=True), f"admit.{random}"
-    keys = (LEDGER, key), (PROBE, key), *HEARTBEAT_KEYS
+    keys = (LEDGER, key), *HEARTBEAT_KEYS
     return Topology((), (queue,), tuple(Binding(exchange, queue, each) for exchange, each in keys))
 
 

@@ -27,9 +27,6 @@ Failure = Callable[[Wire, bool], Script]
 QUOTA = {"type": "insufficient_quota", "code": "insufficient_quota", "message": "You exceeded your quota"}
 CREDIT = {"type": "invalid_request_error", "message": "Your credit balance is too low"}
 
-#: The event by which a stream of each API says that it is complete.
-LAST = {"chat": b'"finish_reason": "stop"', "responses": b"response.completed", "anthropic": b"message_delta"}
-
 
 def status(code: int, error: Mapping[str, object] | None = None, **headers: str) -> Failure:
     body = {"type": "error", "error": error or {"type": "some_error", "message": "It says no"}}
@@ -51,8 +48,7 @@ def incomplete(wire: Wire, stream: bool) -> Script:
     """A stream that ends in order before the answer does; a whole answer has half of its JSON."""
     if stream:
         events = wire.events(["one ", "two"])
-        end = next(index for index, each in enumerate(events) if LAST[wire.name] in each)
-        return StreamedResponse(events=events, event_count=end)
+        return StreamedResponse(events=events, event_count=wire.before_end(events))
     return ScriptedResponse(body=json.dumps(wire.answer("Fine.")).encode()[:-20])
 
 

@@ -315,6 +315,32 @@ async def test_publishing_goes_on_after_the_connection_was_lost(bound_queue: Bou
     assert not bus.connected
 
 
+async def test_nothing_is_published_while_its_process_may_not_also_nothing_that_waited_for_a_connection(
+    bound_queue: BoundQueue,
+) -> None:
+    bus, inbox, asked = bound_queue.bus, Inbox(), asyncio.Event()
+    await bus.consume(bound_queue.queue, inbox, prefetch=2)
+    allowed = False
+
+    def may_publish() -> bool:
+        asked.set()
+        return allowed
+
+    bus.publish_only_while(may_publish)
+    envelope = Envelope(body=b"never", type="test")
+    with pytest.raises(BrokerUnavailable):
+        await bus.publish(bound_queue.exchange, bound_queue.queue.name, envelope, timeout_seconds=0.3)
+    await bound_queue.transport.drop_connection(bus)
+    asked.clear()
+    publishing = asyncio.create_task(bound_queue.publish(b"later"))
+    await asked.wait()
+    assert not publishing.done()
+    allowed = True
+    await publishing
+    assert (await inbox.next()).body == b"later"
+    assert inbox.deliveries.empty()
+
+
 async def test_a_cancelled_consumer_takes_no_more_and_loses_nothing(bound_queue: BoundQueue) -> None:
     first, second = Inbox(), Inbox()
     consumer = await bound_queue.bus.consume(bound_queue.queue, first, prefetch=10)

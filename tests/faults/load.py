@@ -73,6 +73,11 @@ class CallTimes:
             if sent <= self.fault_injected and answered > self.fault_began
         }
 
+    def seconds_until_calls_go_on(self) -> float:
+        """From the beginning of the fault to the first answer of a call that was sent after it."""
+        later = (answered for _, sent, answered in self.answered if sent > self.fault_began)
+        return min(later, default=math.inf) - self.fault_began
+
     def rate_after_fault(self, seconds: float) -> float:
         """How many calls a second were answered within this time after the fault was injected."""
         ends_at = self.fault_injected + seconds

@@ -14,6 +14,7 @@ from faults.invariants import InvariantChecker
 from faults.load import LOAD, Load, is_long
 from faults.scenario import FaultScenario
 from quintain.timings import DEFAULT_TIMINGS
+from quintain_metadata.store.leadership import LEASE_SECONDS
 from support.process_fleet import ProcessFleet
 from support.servers.postgres_admin import PostgresAdmin, PostgresUnderTest
 from support.servers.postgres_sql import fresh_database
@@ -114,10 +115,12 @@ async def open_all_connections(url: str, stack: contextlib.AsyncExitStack) -> No
             stack.push_async_callback(connection.close)
 
 
-async def test_what_cannot_be_looked_up_is_unavailable_at_once(fleet: ProcessFleet, admin: PostgresAdmin) -> None:
+async def test_what_is_asked_meanwhile_is_answered_when_it_is_back(fleet: ProcessFleet, admin: PostgresAdmin) -> None:
     session = await asyncio.to_thread(fleet.open_session, "bot", 1)
     async with quintain.connect(fleet.broker_url, session.token) as target:
         async with postgres_down(admin, "stop"):
-            with pytest.raises(quintain.BudgetUnavailable, match="out of reach"):
-                await target.get_info()
+            await asyncio.sleep(2 * LEASE_SECONDS)  # nobody leads
+            asked = asyncio.create_task(target.get_info())
+            await asyncio.sleep(AWAY_SECONDS)
+        assert (await asked).call_count == 0
         assert (await target.invoke("and now?")).call_count == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from urllib.parse import urlsplit
@@ -10,16 +11,10 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest
 
-from quintain.contracts.headers import PROTOCOL_VERSION
-from quintain.contracts.ledger import Admission, AdmitBatch, Register, TargetCard
 from quintain.errors import BudgetUnavailable, ConfigError
-from quintain_metadata.admission import AdmissionQueue
-from quintain_metadata.ledger import leases, targets
-from quintain_metadata.ledger.lifecycle import CallState
-from quintain_metadata.ledger_queues import attempt_ended
+from quintain_metadata.ledger import targets
 from quintain_metadata.store import postgres
 from quintain_metadata.store.base import (
-    AdvisoryLock,
     Ledger,
     Moment,
     SqlProgram,
@@ -27,15 +22,12 @@ from quintain_metadata.store.base import (
     fetch_one,
     redacted_url,
 )
+from quintain_metadata.store.leadership import Leadership
 from quintain_metadata.store.opening import open_ledger
-from quintain_metadata.store.postgres import MAX_TRIES
 from quintain_metadata.store.postgres_connection import number_placeholders
 from quintain_metadata.store.schema import SCHEMA_VERSION
-from support.ledger_driver import admit_request, settle_request
 from support.ledger_operations import (
-    WORKER,
     admit,
-    alone,
     assert_ledger_consistent,
     info,
     is_granted,
@@ -60,37 +52,93 @@ async def ledger(services: list[Ledger]) -> Ledger:
     return services[0]
 
 
-async def test_operations_that_wait_for_one_another_in_a_circle_are_run_again(services: list[Ledger]) -> None:
-    holding: set[str] = set()
-    runs: Counter[str] = Counter()
+async def test_two_operations_that_write_run_one_after_the_other_whoever_runs_them(services: list[Ledger]) -> None:
+    running = most_running = 0
 
-    def both(first: str, second: str) -> SqlProgram[str]:
-        runs[first] += 1
-        yield AdvisoryLock({first: [()]})
-        holding.add(first)
-        while len(holding) < 2:  # each has what the other wants; the server then undoes one of them
+    def alone_for_a_moment(_: Moment) -> SqlProgram[None]:
+        nonlocal running, most_running
+        running += 1
+        most_running = max(running, most_running)
+        yield from execute("SELECT pg_sleep(0.01)")
+        running -= 1
+
+    await asyncio.gather(*(ledger.transact(alone_for_a_moment) for ledger in services for _ in range(5)))
+    assert most_running == 1
+
+
+async def test_who_only_reads_waits_for_nobody_who_writes_and_changes_nothing(ledger: Ledger) -> None:
+    session, holds, is_over = await open_session(ledger, 1), asyncio.Event(), asyncio.Event()
+
+    def hold(_: Moment) -> SqlProgram[None]:
+        yield from execute("UPDATE session SET max_calls = 7")
+        holds.set()
+        while not is_over.is_set():
             yield from execute("SELECT pg_sleep(0.01)")
-        yield AdvisoryLock({second: [()]})
-        return first
 
-    told = await asyncio.gather(
-        services[0].transact(lambda _: both("left", "right")), services[1].transact(lambda _: both("right", "left"))
-    )
-    assert told == ["left", "right"]
-    assert sorted(runs.values()) == [1, 2]
+    holder = asyncio.create_task(ledger.transact(hold))
+    await holds.wait()
+    assert await ledger.read(lambda _: fetch_one("SELECT max_calls FROM session")) == (1,)
+    is_over.set()
+    await holder
+    assert (await info(ledger, session)).max_calls == 7
+    with pytest.raises(BudgetUnavailable, match="takes no writes"):
+        await ledger.read(lambda _: execute("UPDATE session SET max_calls = 8"))
 
 
-async def test_an_operation_that_is_always_undone_is_given_up_and_says_so(ledger: Ledger) -> None:
-    runs = 0
+# One leads.
 
-    def steps(_: Moment) -> SqlProgram[None]:
-        nonlocal runs
-        runs += 1
-        yield from execute("DO $$ BEGIN RAISE EXCEPTION 'again' USING ERRCODE = 'serialization_failure'; END $$")
 
-    with pytest.raises(BudgetUnavailable, match="operations deadlock repeatedly"):
-        await ledger.transact(steps)
-    assert runs == MAX_TRIES
+def leadership_of(ledger: Ledger) -> Leadership:
+    assert ledger.leadership is not None
+    return ledger.leadership
+
+
+async def test_one_of_several_leads_and_another_one_when_it_leaves(services: list[Ledger]) -> None:
+    first, second, _ = map(leadership_of, services)
+    assert await first.take()
+    assert not await second.take()
+    assert await first.renew()
+    await first.leave()
+    assert await second.take()
+    assert (first.epoch, second.epoch) == (None, 2)
+
+
+async def test_a_leader_that_another_one_has_followed_writes_nothing_and_others_may(
+    services: list[Ledger], fresh_postgres_url: str
+) -> None:
+    first, second = leadership_of(services[0]), leadership_of(services[1])
+    session = await open_session(services[2], 1)
+    assert await first.take()
+    run_sql(fresh_postgres_url, "UPDATE leader SET lease_until = 0")
+    assert await second.take()
+    for ledger, is_refused in zip(services, (True, False, False), strict=True):
+        with pytest.raises(BudgetUnavailable, match="leads") if is_refused else contextlib.nullcontext():
+            await ledger.transact(lambda _: execute("UPDATE session SET max_calls = max_calls + 1"))
+    assert not await first.renew()
+    assert (await info(services[2], session)).max_calls == 3
+
+
+@pytest.mark.parametrize("is_preparing", [False, True], ids=["between two statements", "in a statement"])
+async def test_a_leader_that_stands_still_in_a_transaction_keeps_none_from_leading_and_commits_nothing(
+    services: list[Ledger], fresh_postgres_url: str, *, is_preparing: bool
+) -> None:
+    first, second = leadership_of(services[0]), leadership_of(services[1])
+    session = await open_session(services[2], 1)
+    assert await first.take()
+    still = await asyncpg.connect(fresh_postgres_url, server_settings=postgres.SERVER_SETTINGS)
+    await still.execute("BEGIN; SELECT epoch FROM leader FOR UPDATE; UPDATE session SET max_calls = 7")
+    if is_preparing:
+        await still.prepare("SELECT 1")  # the server waits for what is to be done with it
+    try:
+        async with asyncio.timeout(30):
+            while not await second.take():
+                await asyncio.sleep(0.1)
+            await services[1].transact(lambda _: execute("UPDATE session SET label = 'next'"))
+        with pytest.raises((asyncpg.PostgresError, asyncpg.InterfaceError, ConnectionError)):
+            await still.execute("COMMIT")
+    finally:
+        still.terminate()
+    assert (await info(services[2], session)).max_calls == 1
 
 
 async def test_the_moment_and_now_are_on_the_servers_clock(ledger: Ledger, fresh_postgres_url: str) -> None:
@@ -120,36 +168,6 @@ def test_only_parameters_are_numbered() -> None:
 async def test_every_commit_is_on_the_disk_before_it_is_answered(ledger: Ledger) -> None:
     assert await ledger.transact(lambda _: fetch_one("SHOW synchronous_commit")) == ("on",)
     assert await ledger.transact(lambda _: fetch_one("SHOW transaction_isolation")) == ("read committed",)
-
-
-async def test_what_one_service_frees_another_grants_without_a_sweep(services: list[Ledger]) -> None:
-    card = TargetCard(name="a", provider="mock", max_concurrency=1)
-    registration = Register(worker_id=WORKER, incarnation=WORKER, targets=[card], protocol=PROTOCOL_VERSION)
-    await services[0].transact(lambda moment: leases.register_worker(moment.now, registration))
-    session = await open_session(services[0], 10)
-    here, there = AdmissionQueue(services[0]), AdmissionQueue(services[1])
-    granted: asyncio.Queue[str] = asyncio.Queue()
-    fills = set[asyncio.Task[None]]()
-    services[1].listen_for_capacity(lambda target: fills.add(asyncio.ensure_future(there.fill(target))))
-
-    async def reply(items: list[Admission], _: list[str]) -> None:
-        for item in items:
-            assert item.fault is None
-            granted.put_nowait(item.attempt_id)
-
-    first, second = admit_request(session, "r1"), admit_request(session, "r2")
-    await here.admit(AdmitBatch(incarnation=WORKER, items=[first]), reply)
-    await there.admit(AdmitBatch(incarnation=WORKER, items=[second]), reply)
-    assert (granted.get_nowait(), granted.empty()) == (first.attempt_id, True)
-    async with asyncio.timeout(10):
-        while granted.empty():  # until it listens
-            settle = settle_request(session, first)
-            call, _ = await services[0].transact(alone(settle))
-            assert call is not None
-            await here.on_ended([attempt_ended(settle, call._replace(state=CallState.RUNNING))])
-            await asyncio.sleep(0.05)
-    assert granted.get_nowait() == second.attempt_id
-    await asyncio.gather(*fills)
 
 
 # Starting: several at once, a database that is not ours to change.
@@ -298,20 +316,15 @@ async def test_an_operation_whose_caller_goes_away_is_undone_and_leaves_no_lock(
     holds = asyncio.Event()
 
     def hold(_: Moment) -> SqlProgram[None]:
-        yield AdvisoryLock({"left": [()]})
         holds.set()
         yield from execute("SELECT pg_sleep(60)")
-
-    def take(_: Moment) -> SqlProgram[bool]:
-        yield AdvisoryLock({"left": [()]})
-        return True
 
     holder = asyncio.create_task(services[0].transact(hold))
     await holds.wait()
     holder.cancel()
     with pytest.raises(asyncio.CancelledError):
         await holder
-    assert await services[1].transact(take)
+    assert await services[1].transact(lambda _: answer(5)) == 5
 
 
 async def test_a_closed_ledger_is_unavailable_and_closing_it_finishes_what_runs(fresh_postgres_url: str) -> None:
@@ -338,10 +351,10 @@ async def test_a_ledger_that_is_not_committed_by_somebody_else_is_not_waited_for
     monkeypatch.setitem(postgres.SERVER_SETTINGS, "statement_timeout", "300ms")
     ledger = await open_ledger(fresh_postgres_url)
     session = await open_session(ledger, 1)
+    await register(ledger)
     theirs = await asyncpg.connect(fresh_postgres_url)
     async with theirs.transaction():
         await theirs.execute("SELECT 1 FROM session FOR UPDATE")
-        await register(ledger)
         with pytest.raises(BudgetUnavailable, match="takes too long"):
             await admit(ledger, session, "call", "attempt")
     await theirs.close()

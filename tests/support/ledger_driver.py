@@ -280,9 +280,12 @@ def counters(info: Info) -> dict[str, int]:
 async def open_emptied_ledger(url: str) -> Ledger:
     """The ledger at this URL, without the rows that other tests left there."""
     ledger = await open_ledger(url)
-    if ledger.is_shared:
-        tables = "SELECT string_agg(tablename, ', ') FROM pg_tables WHERE schemaname = 'public' AND tablename <> ?"
-        ((names,),) = await ledger.transact(lambda _: execute(tables, "ledger_version"))
+    if ledger.leadership is not None:
+        tables = (
+            "SELECT string_agg(tablename, ', ') FROM pg_tables"
+            " WHERE schemaname = 'public' AND tablename NOT IN ('ledger_version', 'leader')"
+        )
+        ((names,),) = await ledger.transact(lambda _: execute(tables))
         await ledger.transact(lambda _: execute(f"TRUNCATE {names}"))
     return ledger
 

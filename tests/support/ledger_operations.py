@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator
-from typing import Any
 
-from quintain.contracts.credentials import SessionToken
-from quintain.contracts.ledger import Admission, AttemptOutcome, Settle
+from quintain.contracts.ledger import Admission
 from quintain.contracts.session import Info, SessionOpened
-from quintain_metadata.ledger import calls, sessions
-from quintain_metadata.ledger.calls import CancelResult
-from quintain_metadata.ledger.decisions import AdmitOperation, Deferred
-from quintain_metadata.store.base import Ledger, Moment, Operation, SqlProgram
+from quintain_metadata.ledger.decisions import Deferred
+from quintain_metadata.store.base import Ledger
 from quintain_metadata.store.opening import open_ledger
-from support.ledger_driver import Driver, admit_request, alone, settle_request
+from support.ledger_driver import Driver, admit_request
 
 WORKER = "w1"
 
@@ -52,55 +48,3 @@ async def assert_ledger_consistent(ledger: Ledger) -> None:
 
 def is_granted(decision: object) -> bool:
     return isinstance(decision, Admission) and decision.is_grant
-
-
-def one_admit(session: SessionOpened, request_id: str, attempt_id: str, worker: str = WORKER) -> AdmitOperation:
-    request = admit_request(session, request_id, attempt_id=attempt_id)
-    return AdmitOperation(request, worker, request.credential())
-
-
-def one_settle(session: SessionOpened, request_id: str, attempt_id: str, outcome: AttemptOutcome) -> Settle:
-    return settle_request(session, admit_request(session, request_id, attempt_id=attempt_id), outcome)
-
-
-def admit_operation(
-    session: SessionOpened, request_id: str, attempt_id: str, worker: str = WORKER
-) -> Operation[Admission | Deferred]:
-    return alone(one_admit(session, request_id, attempt_id, worker))
-
-
-def settle_operation(
-    session: SessionOpened, request_id: str, attempt_id: str, outcome: AttemptOutcome
-) -> Operation[Any]:
-    return alone(one_settle(session, request_id, attempt_id, outcome))
-
-
-def reserve_operation(session: SessionOpened, request_ids: list[str]) -> Operation[int]:
-    def steps(moment: Moment) -> SqlProgram[int]:
-        owner = yield from sessions.authenticate(moment.now, SessionToken.parse(session.token))
-        return (yield from calls.reserve(moment, owner, request_ids, moment.now + 600_000))
-
-    return steps
-
-
-def release_operation(session: SessionOpened, request_ids: list[str]) -> Operation[int]:
-    def steps(moment: Moment) -> SqlProgram[int]:
-        owner = yield from sessions.authenticate(moment.now, SessionToken.parse(session.token))
-        return (yield from calls.release(moment, owner, request_ids))
-
-    return steps
-
-
-def cancel_operation(session: SessionOpened, request_ids: list[str]) -> Operation[CancelResult]:
-    def steps(moment: Moment) -> SqlProgram[CancelResult]:
-        owner = yield from sessions.authenticate(moment.now, SessionToken.parse(session.token))
-        return (yield from calls.cancel(moment, owner, request_ids))
-
-    return steps
-
-
-def close_operation(session: SessionOpened) -> Operation[int]:
-    def steps(moment: Moment) -> SqlProgram[int]:
-        return (yield from calls.end_family(moment, [session.session_id]))
-
-    return steps

@@ -46,6 +46,11 @@ class Wire:
         target = self.target(url, **{"api_key": SecretStr(KEY), "model": "some-open-model", **options})
         return build_provider("it", target, ProviderContext(Path.cwd(), {}))
 
+    def before_end(self, events: Sequence[bytes]) -> int:
+        """How many events come before the one that says why the answer ended."""
+        ends = {"chat": b'"finish_reason": "stop"', "responses": b"response.completed", "anthropic": b"message_delta"}
+        return next(index for index, each in enumerate(events) if ends[self.name] in each)
+
 
 def chat_answer(text: str) -> dict[str, object]:
     """A chat completion."""

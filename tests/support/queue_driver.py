@@ -46,7 +46,7 @@ class QueueDriver:
         fields = {"start": 2, "adaptive": False, **terms}
         quota = None if without else QuotaCard(id="key", name="team", terms=QuotaTerms.model_validate(fields))
         await self.driver.register(incarnation, names=targets, limit=limit, quota=quota)
-        await self.queue.quotas.start()
+        await self.queue.quotas.refresh()
 
     async def admit(
         self, *names: str, session: SessionOpened | None = None, incarnation: str = "w1", **fields: object

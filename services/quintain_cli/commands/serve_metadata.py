@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from quintain.errors import ConfigError
 from quintain.rpc.broker_probe import report_ready
 from quintain.runtime.process_memory import exempt_existing_objects, map_large_blocks
@@ -19,6 +21,7 @@ from quintain_cli.service_process import (
     print_ready,
 )
 from quintain_metadata.metrics import MetadataMetrics
+from quintain_metadata.replicas import BROKER_HEARTBEAT_SECONDS, replicated
 from quintain_metadata.service import running_metadata
 from quintain_metadata.store.base import redacted_url
 from quintain_metadata.store.opening import open_ledger_or_wait
@@ -51,14 +54,21 @@ async def _run_metadata(ops_options: OpsOptions, *, as_json: bool) -> None:
         open_ops_endpoints(metrics, ops_options.address(settings)) as endpoints,
         # Before the broker is waited for, so that errors in the ledger's settings are reported at once.
         open_ledger_or_wait(url, on_waiting=endpoints.set_not_ready) as ledger,
-        connect_when_available(settings, "metadata", endpoints.set_not_ready) as bus,
-        running_metadata(
+        connect_when_available(
+            settings, "metadata", endpoints.set_not_ready, heartbeat_seconds=BROKER_HEARTBEAT_SECONDS
+        ) as bus,
+        replicated(
             bus,
             ledger,
-            settings.admin_token,
-            metrics,
-            timings=settings.timings,
-            retention_days=settings.retention_days,
+            partial(
+                running_metadata,
+                bus,
+                ledger,
+                settings.admin_token,
+                metrics,
+                timings=settings.timings,
+                retention_days=settings.retention_days,
+            ),
         ) as service,
         report_ready(endpoints, bus, service.check, service.card),
     ):

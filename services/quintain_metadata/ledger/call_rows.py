@@ -1,4 +1,4 @@
-"""The rows that calls are decided by, how they are locked and read, and the statements that write them.
+"""The rows that calls are decided by, how they are read, and the statements that write them.
 
 The attempt that holds a call, or held it last, needs no row: the call names it, and without a row it may have been
 billed. A row has an attempt that another one followed, one that was proven unbilled, and one that must never run.
@@ -13,8 +13,8 @@ from typing import Final, NamedTuple
 
 from quintain.contracts.values import sanitize_request_id
 from quintain_metadata.ledger.lifecycle import CallState
-from quintain_metadata.ledger.session_rows import TOKEN_KINDS, SessionRow, lock_sessions
-from quintain_metadata.store.base import AdvisoryLock, Lookup, Moment, Row, SqlProgram, execute, fetch_one
+from quintain_metadata.ledger.session_rows import TOKEN_KINDS, SessionRow, load_sessions
+from quintain_metadata.store.base import Lookup, Moment, Row, SqlProgram, execute, fetch_one
 
 #: The session id and the request id of a call.
 CallKey = tuple[str, str]
@@ -222,17 +222,9 @@ HOLDER_WITHOUT_ROW = (
 )
 
 
-def lock_calls(
-    keys: Collection[CallKey], *, sessions: Iterable[str] = (), targets: Iterable[str] = ()
-) -> SqlProgram[Rows]:
-    """Lock these sessions and those of these calls, and read the calls, which stay so until the operation ends.
-
-    Who changes a call has locked its session. ``targets`` are locked where their capacity counts: calls of several
-    sessions share it.
-    """
-    if targets:
-        yield AdvisoryLock({"target": list(zip(sorted(targets), strict=True))})
-    rows = Rows((yield from lock_sessions({*sessions, *map(itemgetter(0), keys)})), {})
+def load_calls(keys: Collection[CallKey], *, sessions: Iterable[str] = ()) -> SqlProgram[Rows]:
+    """Read these calls, their sessions and these ones."""
+    rows = Rows((yield from load_sessions({*sessions, *map(itemgetter(0), keys)})), {})
     rows.calls = yield from read_calls(rows, list(keys))
     return rows
 
@@ -290,15 +282,6 @@ def read_targets(moment: Moment, rows: Rows, names: Iterable[str]) -> SqlProgram
 def read_wrong_bounds() -> SqlProgram[dict[str, int]]:
     """Return the targets of which a try cost more than its bound, and by how many picodollars."""
     rows = yield from execute("SELECT name, bound_excess FROM target WHERE bound_excess > 0")
-    return {row[0]: row[1] for row in rows}
-
-
-def read_owners(quota_ids: Iterable[str]) -> SqlProgram[dict[str, str]]:
-    """Return the keys of the services that own these quotas; it stays true while their targets are locked."""
-    rows = yield Lookup(
-        "SELECT quota_id, owner FROM wanted JOIN quota_owner ON quota_id = wanted.key1",
-        [(quota_id,) for quota_id in quota_ids],
-    )
     return {row[0]: row[1] for row in rows}
 
 

@@ -1,7 +1,7 @@
-"""Runs what happens to calls: locks and reads their rows, decides by them without I/O, and writes. One is a batch too.
+"""Runs what happens to calls: reads their rows, decides by them without I/O, and writes. One is a batch too.
 
-What is read stays true until the transaction ends: it holds the locks of the calls, of their sessions' reservations and
-of the targets, then the rows of the sessions, each kind in one order. The rules are in `decisions` and `changes`.
+What is read stays true until the transaction ends, as no other one writes meanwhile. The rules are in `decisions` and
+`changes`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
@@ -24,10 +24,9 @@ from quintain_metadata.ledger.call_rows import (
     CallKey,
     CallRow,
     Rows,
-    lock_calls,
+    load_calls,
     read_attempts,
     read_calls,
-    read_owners,
     read_targets,
     read_workers,
 )
@@ -52,13 +51,10 @@ MAX_BATCHES = 8
 
 
 class CallOperations:
-    """Runs admits and settles on a ledger; what waits at the same time shares a transaction.
+    """Runs admits and settles on a ledger; what waits at the same time shares a transaction."""
 
-    ``has_owners``: quotas have owners, which may be other services by now.
-    """
-
-    def __init__(self, ledger: Ledger, *, has_owners: bool = True) -> None:
-        self._ledger, self._has_owners = ledger, has_owners
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
         self._sender = BatchSender[None, tuple[Sequence[CallOperation], asyncio.Future[list[Outcome]]]](self._run)
 
     async def run(self, operations: Sequence[CallOperation]) -> list[Outcome]:
@@ -73,8 +69,7 @@ class CallOperations:
     async def _run(self, _: None, batches: list[tuple[Sequence[CallOperation], asyncio.Future[list[Outcome]]]]) -> None:
         operations = list(itertools.chain.from_iterable(map(itemgetter(0), batches)))
         try:
-            program = partial(run_batch, operations=operations, has_owners=self._has_owners)
-            found = await self._ledger.transact(program)
+            found = await self._ledger.transact(partial(run_batch, operations=operations))
         except BudgetUnavailable as unavailable:
             found = [unavailable] * len(operations)
         except Exception as defect:
@@ -93,24 +88,15 @@ class CallOperations:
             return error
 
 
-class NotOwner(Exception):
-    """The admit is to be decided by another metadata service, which owns the quota of its target by now."""
-
-
-def run_batch(
-    moment: Moment, operations: Sequence[CallOperation], *, has_owners: bool = True
-) -> SqlProgram[list[Outcome]]:
-    """Run operations as if one after another; returns the result or the fault of each, or `NotOwner`."""
+def run_batch(moment: Moment, operations: Sequence[CallOperation]) -> SqlProgram[list[Outcome]]:
+    """Run operations as if one after another; returns the result or the fault of each."""
     outcomes = list[Outcome]()
     for one_of_each_call in _rounds(operations):
         changes = Changes(moment, (yield from _read(moment, one_of_each_call)))
-        taken = (yield from _taken_quotas(one_of_each_call.values())) if has_owners else set()
         for operation in one_of_each_call.values():
             try:
                 if isinstance(operation, Settle):
                     outcomes.append(settles.settle(changes, operation))
-                elif operation.owned in taken:
-                    outcomes.append(NotOwner())
                 else:
                     outcomes.append(decisions.admit(changes, operation))
             except Fault as refusal:
@@ -123,13 +109,6 @@ def run_batch(
             except Fault as expired:
                 outcomes[number] = expired
     return outcomes
-
-
-def _taken_quotas(operations: Iterable[CallOperation]) -> SqlProgram[set[tuple[str, str]]]:
-    """Return which quotas have other owners than admits were decided by; while their targets are locked it stays so."""
-    owned = {each.owned for each in operations if isinstance(each, AdmitOperation) and each.owned}
-    owners = (yield from read_owners(quota_id for quota_id, _ in owned)) if owned else {}
-    return owned - owners.items()
 
 
 def _rounds(operations: Sequence[CallOperation]) -> Iterator[dict[CallKey, CallOperation]]:
@@ -148,11 +127,11 @@ def _rounds(operations: Sequence[CallOperation]) -> Iterator[dict[CallKey, CallO
 
 
 def _read(moment: Moment, operations: dict[CallKey, CallOperation]) -> SqlProgram[Rows]:
-    """Lock and read the rows that these operations are decided by."""
+    """Read the rows that these operations are decided by."""
     admits = [each for each in operations.values() if not isinstance(each, Settle)]
     wanted_targets = {each.request.target for each in admits}
     incarnations: set[str | None] = {each.incarnation for each in admits}
-    rows = yield from lock_calls(operations, targets=wanted_targets)
+    rows = yield from load_calls(operations)
     several = list[CallKey]()
     for key, operation in operations.items():
         call = rows.calls.get(key)
@@ -195,7 +174,7 @@ def reserve(moment: Moment, session: SessionRow, request_ids: Collection[str], d
     session.require_not_paused()
     decisions.require_near_deadline(moment.now, deadline)
     keys = [(session.id, request_id) for request_id in sorted(set(request_ids))]
-    rows = yield from lock_calls(keys, sessions=[session.id])
+    rows = yield from load_calls(keys, sessions=[session.id])
     session, changes = rows.sessions[session.id], Changes(moment, rows)
     created = sum(changes.reserve(key, max(0, deadline)) for key in keys)
     try:
@@ -213,7 +192,7 @@ def reserve(moment: Moment, session: SessionRow, request_ids: Collection[str], d
 def release(moment: Moment, session: SessionRow, request_ids: Collection[str]) -> SqlProgram[int]:
     """Release those of these calls that are still only reserved; returns how many."""
     keys = [(session.id, request_id) for request_id in sorted(set(request_ids))]
-    rows = yield from lock_calls(keys, sessions=[session.id])
+    rows = yield from load_calls(keys, sessions=[session.id])
     changes = Changes(moment, rows)
     released = [changes.release(call).used for call in rows.calls.values()]
     yield from changes.write()
@@ -231,7 +210,7 @@ class CancelResult:
 def cancel(moment: Moment, session: SessionRow, request_ids: Collection[str]) -> SqlProgram[CancelResult]:
     """Mark the calls of these request ids as cancelled, including unknown ids (`Changes.cancel`)."""
     keys = [(session.id, request_id) for request_id in sorted(set(request_ids))]
-    rows = yield from lock_calls(keys, sessions=[session.id])
+    rows = yield from load_calls(keys, sessions=[session.id])
     changes = Changes(moment, rows)
     marked = {key: change for key in keys if (change := changes.cancel(key)).effect is not TransitionEffect.NOTED}
     yield from changes.write()
@@ -296,7 +275,7 @@ _STRANDED_SQL = (
 def _end_overdue(
     moment: Moment, children: list[str], keys: list[CallKey], unpayable: Mapping[CallKey, Fault]
 ) -> SqlProgram[None]:
-    rows = yield from lock_calls(keys, sessions=children)
+    rows = yield from load_calls(keys, sessions=children)
     yield from read_workers(moment, rows, (call.incarnation for call in rows.calls.values()))
     changes = Changes(moment, rows)
     for call in rows.calls.values():
@@ -338,7 +317,7 @@ def end_family(moment: Moment, session_ids: Sequence[str]) -> SqlProgram[int]:
         (moment.lease_cutoff,),
     )
     lost = sorted({(row[0], row[1]) for row in found})[:MAX_ENDED_CALLS]
-    rows = yield from lock_calls(lost, sessions=family)
+    rows = yield from load_calls(lost, sessions=family)
     found = yield Lookup(
         "SELECT session_id, request_id FROM wanted JOIN call ON call.session_id = wanted.key1"
         f" WHERE call.state = 'reserved' AND {IS_NOT_COMMITTED}",
@@ -366,7 +345,7 @@ def end_dead_letter(
     The fault is that of a call that is in doubt from then on.
     """
     key = (session.id, request_id)
-    rows = yield from lock_calls([key])
+    rows = yield from load_calls([key])
     call = rows.calls.get(key)
     if call is None:
         return None, None

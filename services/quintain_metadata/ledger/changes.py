@@ -1,4 +1,4 @@
-"""Changes calls in memory, by the rows that were locked and read for them, and writes what changed. No I/O.
+"""Changes calls in memory, by the rows that were read for them, and writes what changed. No I/O.
 
 Every transition is one of the table in `lifecycle`. Counters and capacities change with each call, so that the next one
 is decided as if it came after it.
@@ -45,10 +45,9 @@ class Changes:
         """Write what was decided, each kind of row with one statement for all."""
         for sql, parameters in self._written.items():
             yield ForEach(sql, parameters)
-        # Sorted, so that two services lock the rows in one order.
-        running = [(*key, count) for key, count in sorted(self._running.items()) if count]
+        running = [(*key, count) for key, count in self._running.items() if count]
         yield ForEach(call_rows.COUNT_RUNNING_SQL, running)
-        wrong = [(excess, target, excess) for target, excess in sorted(self._bound_excess.items())]
+        wrong = [(excess, target, excess) for target, excess in self._bound_excess.items()]
         yield ForEach(call_rows.RECORD_EXCESS_SQL, wrong)
         yield from self.counters.write()
 

@@ -101,9 +101,8 @@ class AdmitOperation:
     """A worker's request for an attempt, and what authorizes it.
 
     ``after_others``: other admits wait for the target, so that a new call waits too; a take-over does not.
-    ``after_quota``: the quota of its target has no place for it, so that it waits if it is not refused. ``owned``: the
-    quota, and the key of the service that decides by it, where another one may own it by now. ``awaited_payers``: the
-    sessions for whose money others wait, so that a new call waits too.
+    ``after_quota``: the quota of its target has no place for it, so that it waits if it is not refused.
+    ``awaited_payers``: the sessions for whose money others wait, so that a new call waits too.
     """
 
     request: Admit
@@ -111,7 +110,6 @@ class AdmitOperation:
     credential: SessionToken | CallProof
     after_others: bool = False
     after_quota: bool = False
-    owned: tuple[str, str] | None = None
     awaited_payers: Collection[str] = ()
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 
 from quintain.contracts.money import HeldTries, dollars_text, to_dollars
 from quintain.errors import BadRequest
-from quintain_metadata.ledger.call_rows import lock_calls
+from quintain_metadata.ledger.call_rows import load_calls
 from quintain_metadata.ledger.session_rows import CostChange, Counters
 from quintain_metadata.ledger.sessions import require_session
 from quintain_metadata.ledger.usage import FAMILY_CTE
@@ -41,7 +41,7 @@ def release_held(session_id: str, billed: int) -> SqlProgram[int]:
     """
     yield from require_session(session_id)
     family = yield from execute(f"{FAMILY_CTE} SELECT id FROM family", session_id)
-    rows = yield from lock_calls([], sessions=[row[0] for row in family])
+    rows = yield from load_calls([], sessions=[row[0] for row in family])
     found = yield from execute(
         f"{FAMILY_CTE} SELECT session_id, request_id, held FROM call"
         " WHERE session_id IN (SELECT id FROM family) AND held > 0 ORDER BY session_id, request_id",

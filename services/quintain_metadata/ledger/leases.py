@@ -151,16 +151,15 @@ def renew_leases(now: int, of_users: Sequence[tuple[Heartbeat, str]], lease_ms: 
     heartbeats = [heartbeat for heartbeat, _ in of_users]
     for target, duration_ms in sorted(pause for each in heartbeats for pause in (each.pauses or {}).items()):
         yield from extend_pause(now, target, duration_ms)
-    # Sorted, so that two services lock the rows of the same workers in one order.
-    keys = sorted((each.incarnation,) for each in heartbeats)
+    keys = [(each.incarnation,) for each in heartbeats]
     rows = yield Lookup("SELECT key1 FROM wanted JOIN worker ON worker.incarnation = wanted.key1", keys)
     known = {row[0] for row in rows}
     yield ForEach(
         _RENEW_SQL,
-        sorted(
+        [
             (each.incarnation, each.worker_id, now + lease_ms, DRAIN_RANKS[each.drain or DrainState.UNSUPPORTED], user)
             for each, user in of_users
-        ),
+        ],
     )
     rows = yield Lookup("SELECT key1, drain FROM wanted JOIN worker ON worker.incarnation = wanted.key1", keys)
     drains = {row[0]: drain_from_rank(row[1]) for row in rows}
@@ -263,8 +262,8 @@ def _cancelled_calls(incarnations: Sequence[tuple[str]]) -> SqlProgram[dict[str,
 
 
 def delete_forgotten(now: int) -> SqlProgram[None]:
-    """Delete workers and owners of quotas whose leases lapsed long ago, and what the workers served."""
-    for table in ("worker", "quota_owner"):
-        yield from execute(f"DELETE FROM {table} WHERE lease_until <= ?", now - WORKER_RETENTION_MS)
+    """Delete workers whose leases lapsed long ago, what they served, and what was learned of quotas as long ago."""
+    for condition in ("worker WHERE lease_until", "quota_state WHERE saved_at"):
+        yield from execute(f"DELETE FROM {condition} <= ?", now - WORKER_RETENTION_MS)
     for condition in ("served_target WHERE", "running_calls WHERE running = 0 AND"):
         yield from execute(f"DELETE FROM {condition} incarnation NOT IN (SELECT incarnation FROM worker)")

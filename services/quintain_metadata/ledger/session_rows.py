@@ -147,7 +147,7 @@ _SESSION_COLUMNS = ", ".join(
 )
 
 
-#: Sessions and their ancestors, in the one order in which their rows are locked: children before roots.
+#: Sessions and their ancestors.
 _LINEAGES_SQL = (
     ", lineage (id, parent_id) AS (SELECT id, parent_id FROM wanted"
     " JOIN session ON session.id = wanted.key1 UNION SELECT parent.id, parent.parent_id FROM lineage"
@@ -164,15 +164,6 @@ def load_session(session_id: str) -> SqlProgram[SessionRow | None]:
 def load_sessions(session_ids: Collection[str]) -> SqlProgram[dict[str, SessionRow]]:
     """Return those of these sessions that there are, and their ancestors, by id."""
     rows = yield Lookup(_LINEAGES_SQL, list(zip(session_ids, strict=True)))
-    return _with_ancestors(rows)
-
-
-def lock_sessions(session_ids: Collection[str]) -> SqlProgram[dict[str, SessionRow]]:
-    """Lock sessions and their ancestors until the operation ends; returns those that there are, by id.
-
-    All their calls wait for these rows: what else is locked is locked before.
-    """
-    rows = yield Lookup(_LINEAGES_SQL, list(zip(sorted(session_ids), strict=True)), is_locking=True)
     return _with_ancestors(rows)
 
 
@@ -264,7 +255,7 @@ _RESERVED_PLACE = _COST_PLACE + CostChange._fields.index("reserved")
 
 @dataclass(slots=True, eq=False)
 class Counters:
-    """The counters of sessions whose rows are locked: charged in memory, never beyond a limit, until they are written.
+    """The counters of sessions: charged in memory, never beyond a limit, until they are written.
 
     The parent of a session that reserves calls is charged for at least those, since the session was opened.
     """

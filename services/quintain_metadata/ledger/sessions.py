@@ -23,7 +23,7 @@ from quintain_metadata.ledger.session_rows import (
     Counters,
     SessionRow,
     load_session,
-    lock_sessions,
+    load_sessions,
     require_authorized,
     require_authorized_for,
     stored_usage,
@@ -115,9 +115,9 @@ def open_session(
     )
     if parent is not None and reserved:
         parent.require_not_paused()
-        locked = yield from lock_sessions({parent.id})
-        counters = Counters(locked)
-        counters.charge(locked[parent.id], reserved)
+        payers = yield from load_sessions({parent.id})
+        counters = Counters(payers)
+        counters.charge(payers[parent.id], reserved)
         yield from counters.write()
     return SessionOpened(session_id=token.id, token=token.text, parent_id=parent.id if parent else None)
 

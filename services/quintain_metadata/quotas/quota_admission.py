@@ -14,8 +14,8 @@ The rules between the two:
 - A target's own limit bounds its calls within the quota: they are counted here. Where the ledger finds a target full or
   paused all the same, nothing of it starts until it has capacity.
 
-All of it is in memory, of the metadata service that owns the quota (`ownership`): when it takes a quota, it goes on
-with what the last owner knew, and counts the calls that run.
+All of it is in memory, of the metadata service that leads. The next one goes on with what was learned, which each sweep
+saves in the ledger, and counts the calls that run.
 """
 
 from __future__ import annotations
@@ -39,9 +39,15 @@ from quintain_metadata.ledger.call_rows import CallKey
 from quintain_metadata.ledger.decisions import DeferReason, Deferred
 from quintain_metadata.quotas.fair_queue import Waiting
 from quintain_metadata.quotas.governor import Governor
-from quintain_metadata.quotas.ownership import Known, QuotaOwners, TakenQuota
-from quintain_metadata.quotas.quota_rows import QuotaRegistration, RunningCall, read_lost, read_quotas, read_running
-from quintain_metadata.store.base import Ledger
+from quintain_metadata.quotas.quota_rows import (
+    QuotaRegistration,
+    SavedQuota,
+    read_lost,
+    read_quotas,
+    read_saved,
+    save_quotas,
+)
+from quintain_metadata.store.base import Ledger, Moment, SqlProgram
 
 log = logging.getLogger(__name__)
 
@@ -49,21 +55,18 @@ _NOT_SENT = TryReport(outcome=TryOutcome.NOT_SENT)
 
 
 class QuotaAdmission:
-    """The places of calls whose targets have a quota that this service owns; without ``owners`` it owns all."""
+    """The places of calls whose targets have a quota."""
 
-    def __init__(
-        self, ledger: Ledger, clock: Callable[[], float] = time.monotonic, owners: QuotaOwners | None = None
-    ) -> None:
-        self._ledger, self._clock, self._owners, self._governor = ledger, clock, owners, Governor()
-        #: Whether other services may own quotas.
-        self.is_shared = owners is not None
+    def __init__(self, ledger: Ledger, clock: Callable[[], float] = time.monotonic) -> None:
+        self._ledger, self._clock, self._governor = ledger, clock, Governor()
         self._refresh_lock = asyncio.Lock()
         self._quotas: dict[str, QuotaRegistration] = {}
-        #: The terms of each quota that this service owns, and the workers that registered it.
+        #: The terms of each quota, and the workers that registered it.
         self._terms: dict[str, tuple[QuotaTerms, set[str]]] = {}
-        #: The quota of each target that has one, and all targets that were read. Only this class changes them.
+        #: The quotas of which something was learned that is not saved.
+        self._unsaved: set[str] = set()
+        #: The quota of each target that has one. Only this class changes it.
         self.quota_of: dict[str, str] = {}
-        self._known_targets: set[str] = set()
         #: The target of each attempt that has a place, and its call once the ledger has granted it.
         self.places: dict[str, str] = {}
         self._calls: dict[str, tuple[str, str, str]] = {}
@@ -77,8 +80,6 @@ class QuotaAdmission:
         self._blocked: set[str] = set()
         #: The targets that have no quota any more since the last sweep.
         self._without_quota: set[str] = set()
-        #: Called with the targets of a quota that another service owns by now, whose calls wait there.
-        self.on_dropped: Callable[[Collection[str]], None] | None = None
         #: Set when a waiting call may be able to start.
         self.changed = asyncio.Event()
 
@@ -87,47 +88,13 @@ class QuotaAdmission:
         """The targets of which nothing starts until the ledger says that they have capacity."""
         return self._blocked
 
-    def has_quota(self, target: str) -> bool:
-        """Whether the target has a quota."""
-        return target in self.quota_of
-
-    def is_own(self, target: str) -> bool:
-        """Whether this service decides the admits of the target."""
-        quota_id = self.quota_of.get(target)
-        return quota_id is None or self._owners is None or self._owners.is_own(quota_id)
-
-    def owner_of(self, target: str) -> str | None:
-        """Return the key of the service that decides the admits of the target; None where that is not known."""
-        return None if self._owners is None else self._owners.key_of(self.quota_of[target])
-
-    def other_owners(self) -> set[str]:
-        """Return the keys of the other services that own quotas."""
-        return set() if self._owners is None else self._owners.others()
-
-    def owned(self, target: str) -> tuple[str, str] | None:
-        """Return the target's quota and this service's key, where another one may own the quota by now."""
-        quota_id = self.quota_of.get(target)
-        return None if quota_id is None or self._owners is None else (quota_id, self._owners.key)
-
-    def disown(self, target: str) -> None:
-        """Forget the quota of a target that another service owns by now, with its calls."""
-        quota_id = self.quota_of.get(target)
-        if quota_id is not None and self._owners is not None:
-            self._owners.disown(quota_id)
-            self._drop(quota_id)
-
-    async def ensure_known(self, targets: Iterable[str]) -> None:
-        """Read the quotas again if there may be one of a target that another service registered just now."""
-        if self._owners is not None and not self._known_targets.issuperset(targets):
-            await self.refresh()
-
     def offer(self, admit: Admit) -> bool:
         """Return whether the attempt has a place now, which it takes; one without a quota needs none."""
         attempt_id, target = admit.attempt_id, admit.target
         quota_id = self.quota_of.get(target)
         if quota_id is None:
             return True
-        if not self.is_own(target) or self._former(admit) is not None:
+        if self._former(admit) is not None:
             return False
         is_granted = self._governor.offer(self._clock(), attempt_id, quota_id, target, self._bounds())
         if is_granted:
@@ -140,7 +107,7 @@ class QuotaAdmission:
         None is no decision: the ledger is out of reach.
         """
         attempt_id, quota_id = admit.attempt_id, self.quota_of.get(admit.target)
-        if quota_id is None or not self.is_own(admit.target):
+        if quota_id is None:
             return decision
         if isinstance(decision, Admission) and decision.is_grant:
             return self._granted(admit, quota_id, decision)
@@ -174,8 +141,7 @@ class QuotaAdmission:
 
     def wait_again(self, waiting: Waiting) -> None:
         """Let a call wait on that was taken from the queue and is not decided."""
-        if self.is_own(waiting.target):
-            self._governor.wait(waiting)
+        self._governor.wait(waiting)
 
     def forget(self, attempt_id: str) -> None:
         """End an attempt that waits no more, and one of which nothing is known."""
@@ -187,12 +153,14 @@ class QuotaAdmission:
     def ended(self, ended: AttemptEnded) -> None:
         """Take note of how an attempt ended."""
         has_place, now, target = self._remove(ended.attempt_id), self._clock(), ended.target
-        if not has_place and ended.was_holder and target in self.quota_of and self.is_own(target):
-            # Its worker's lease had lapsed, or it was granted before this service had the quota.
+        if not has_place and ended.was_holder and target in self.quota_of:
+            # Its worker's lease had lapsed, or it was granted before the target had the quota.
             self._governor.resume(now, ended.attempt_id, self.quota_of[target], target)
             has_place = True
         if has_place:
             self._governor.end(now, ended.attempt_id, ended.report)
+            if quota_id := self.quota_of.get(target or ""):
+                self._unsaved.add(quota_id)
             self.changed.set()
         elif ended.gave_up and self.quota_of:
             self.forget(ended.attempt_id)
@@ -217,44 +185,36 @@ class QuotaAdmission:
         due = self._governor.due_at(now, self._bounds()) - now
         return None if due == float("inf") else max(0.0, due)
 
-    async def start(self) -> None:
-        """Read the quotas, and count the calls that run; called before anything is admitted."""
-        await self.refresh()
-        if self._owners is None and self.quota_of:
-            self._resume(await self._ledger.transact(lambda _: read_running(self.quota_of)))
-
-    async def stop(self) -> None:
-        """Let other services take this one's quotas at once."""
-        if self._owners is not None:
-            async with self._refresh_lock:
-                await self._owners.release(self._saved())
-
     async def refresh(self) -> None:
-        """Read what is registered and set of quotas, and renew or take them where several services share the ledger."""
+        """Read what is registered and set of quotas, and save what was learned."""
         async with self._refresh_lock:
-            found, without = await self._ledger.transact(read_quotas)
+            unsaved, self._unsaved = self._unsaved, set()
+            try:
+                found, without, saved = await self._ledger.transact(partial(self._exchange, unsaved=unsaved))
+            except BaseException:
+                self._unsaved |= unsaved
+                raise
             self._quotas.update(found)
-            self._known_targets |= without
             for quota_id, quota in found.items():
                 for target, limit in quota.targets.items():
                     self.quota_of[target] = quota_id
                     self._free_slots[target] = limit - self._running[target]
-                self._known_targets |= quota.targets.keys()
             self._without_quota |= {target for target in without if self.quota_of.pop(target, None) is not None}
             for quota_id, quota in found.items():
-                if self._owners is None or self._owners.is_own(quota_id):
-                    self._configure(quota_id, quota)
-            await self._renew(found)
+                self._configure(quota_id, quota)
+            for quota_id, one in saved.items():
+                self._resume(quota_id, one)
 
-    async def _renew(self, found: Mapping[str, QuotaRegistration]) -> None:
-        if self._owners is None:
-            return
-        saved = self._saved()
-        change = await self._owners.renew({quota_id: quota.targets for quota_id, quota in found.items()}, saved)
-        for quota_id in change.lost:
-            self._drop(quota_id)
-        for quota_id, taken in change.taken.items():
-            self._take_over(quota_id, found[quota_id], taken)
+    def _exchange(
+        self, moment: Moment, unsaved: Iterable[str]
+    ) -> SqlProgram[tuple[dict[str, QuotaRegistration], set[str], dict[str, SavedQuota]]]:
+        """Save what was learned, and return the quotas, the targets without one, and what is new here of which."""
+        now = self._clock()
+        states = {each: json.dumps(self._governor.save(now, each)) for each in unsaved}
+        yield from save_quotas(moment, states)
+        found, without = yield from read_quotas(moment)
+        new = {quota_id: quota.targets for quota_id, quota in found.items() if quota_id not in self._terms}
+        return found, without, (yield from read_saved(moment, new))
 
     def _configure(self, quota_id: str, quota: QuotaRegistration) -> None:
         """Take over a quota's terms, and the key of a new worker, which may be another one than was refused."""
@@ -264,44 +224,21 @@ class QuotaAdmission:
             self._governor.configure(self._clock(), quota_id, [quota.terms])
             self.changed.set()
 
-    def _saved(self) -> dict[str, Known]:
-        """Return what is known of the quotas that this service owns."""
-        now, figures = self._clock(), {state.id: state for state in self.own_states()}
-        return {
-            quota_id: Known(json.dumps(self._governor.save(now, quota_id)), figures[quota_id].to_wire().decode())
-            for quota_id in self._terms
-            if quota_id in figures
-        }
-
-    def _take_over(self, quota_id: str, quota: QuotaRegistration, taken: TakenQuota) -> None:
-        """Go on with a quota that has no other owner any more."""
-        log.info("This service decides the calls of quota %r", quota.name)
-        self._configure(quota_id, quota)
-        if taken.state is not None:
-            now = self._clock()
+    def _resume(self, quota_id: str, saved: SavedQuota) -> None:
+        """Go on with what was learned of a quota that is new here, and count its calls that run."""
+        now = self._clock()
+        if saved.state is not None:
             try:
-                self._governor.restore(now, now - taken.seconds, quota_id, json.loads(taken.state))
+                self._governor.restore(now, now - saved.seconds, quota_id, json.loads(saved.state))
             except (LookupError, TypeError, ValueError):
-                log.warning("What was learned of quota %r is of another release, and is learned anew", quota.name)
+                log.warning("What was learned of quota %r is of another release", self._quotas[quota_id].name)
                 self._governor.drop(quota_id)
-                self._governor.configure(now, quota_id, [quota.terms])
-        self._resume(taken.running)
-
-    def _resume(self, running: Iterable[RunningCall]) -> None:
-        """Count the calls that run."""
-        for call in running:
-            self._governor.resume(self._clock(), call.attempt_id, self.quota_of[call.target], call.target)
-            self._add(call.attempt_id, call.target)
-            self._note_call(call.session_id, call.request_id, call.attempt_id)
-
-    def _drop(self, quota_id: str) -> None:
-        self._terms.pop(quota_id, None)
-        self._governor.drop(quota_id)
-        targets = {target for target, of_target in self.quota_of.items() if of_target == quota_id}
-        for attempt_id in [key for key, target in self.places.items() if target in targets]:
-            self._remove(attempt_id)
-        if self.on_dropped is not None:
-            self.on_dropped(targets)
+                self._governor.configure(now, quota_id, [self._quotas[quota_id].terms])
+        for call in saved.running:
+            if self.quota_of.get(call.target) == quota_id and call.attempt_id not in self.places:
+                self._governor.resume(self._clock(), call.attempt_id, quota_id, call.target)
+                self._add(call.attempt_id, call.target)
+                self._note_call(call.session_id, call.request_id, call.attempt_id)
 
     async def forget_lost(self) -> None:
         """Give back the places of attempts that no live worker runs."""
@@ -319,24 +256,16 @@ class QuotaAdmission:
         return without
 
     def states(self) -> list[QuotaState]:
-        """Return what each quota of the fleet does at present, sorted by name."""
-        states = self.own_states()
-        if self._owners is not None:
-            known, in_use = {state.id for state in states}, set(self.quota_of.values())
-            told = self._owners.figures.items()
-            states += [QuotaState.from_wire(each) for key, each in told if key not in known and key in in_use]
-        return sorted(states, key=lambda state: (state.name, state.id))
-
-    def own_states(self) -> list[QuotaState]:
-        """Return what each quota that this service owns does at present."""
+        """Return what each quota does at present, sorted by name."""
         now, targets = self._clock(), dict[str, list[str]]()
         for target, quota_id in sorted(self.quota_of.items()):
             targets.setdefault(quota_id, []).append(target)
-        return [
+        states = (
             self._quotas[figures.quota_id].state(now, targets[figures.quota_id], figures)
             for figures in self._governor.describe(now)
             if figures.quota_id in targets
-        ]
+        )
+        return sorted(states, key=lambda state: (state.name, state.id))
 
     def _granted(self, admit: Admit, quota_id: str, admission: Admission) -> Admission:
         attempt_id = admit.attempt_id
@@ -366,6 +295,7 @@ class QuotaAdmission:
     def _add(self, attempt_id: str, target: str) -> None:
         if attempt_id not in self.places:
             self.places[attempt_id] = target
+            self._unsaved.add(self.quota_of[target])
             self._running[target] += 1
             self._free_slots[target] -= 1
 

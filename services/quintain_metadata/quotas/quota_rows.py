@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ from quintain.contracts.quota import IMPLIED_ID_PREFIX, MAX_IN_FLIGHT, QuotaTerm
 from quintain.contracts.values import shorten
 from quintain.errors import BadRequest
 from quintain_metadata.quotas.governor import QuotaFigures, smallest_terms
-from quintain_metadata.store.base import Lookup, Moment, SqlProgram, execute, fetch_one
+from quintain_metadata.store.base import ForEach, Lookup, Moment, SqlProgram, execute, fetch_one
 
 
 @dataclass(slots=True)
@@ -117,6 +117,39 @@ class RunningCall(NamedTuple):
     request_id: str
     attempt_id: str
     target: str
+
+
+class SavedQuota(NamedTuple):
+    """What was learned of a quota, as JSON, how many seconds ago, and its calls that run. None: nothing was saved."""
+
+    state: str | None
+    seconds: float
+    running: list[RunningCall]
+
+
+def save_quotas(moment: Moment, states: Mapping[str, str]) -> SqlProgram[None]:
+    """Save what was learned of quotas, for the next metadata service."""
+    yield ForEach(
+        "INSERT INTO quota_state (quota_id, saved_at, state) VALUES (?, ?, ?)"
+        " ON CONFLICT (quota_id) DO UPDATE SET saved_at = excluded.saved_at, state = excluded.state",
+        [(quota_id, moment.now, state) for quota_id, state in states.items()],
+    )
+
+
+def read_saved(moment: Moment, quotas: Mapping[str, Collection[str]]) -> SqlProgram[dict[str, SavedQuota]]:
+    """Return what was saved of these quotas, each given with its targets, and which of their calls run."""
+    if not quotas:
+        return {}
+    rows = yield Lookup(
+        "SELECT quota_id, saved_at, state FROM wanted JOIN quota_state ON quota_id = wanted.key1",
+        [(quota_id,) for quota_id in quotas],
+    )
+    saved = {row[0]: (row[2], (moment.now - row[1]) / 1000) for row in rows}
+    running = yield from read_running({target for targets in quotas.values() for target in targets})
+    return {
+        quota_id: SavedQuota(*saved.get(quota_id, (None, 0.0)), [call for call in running if call.target in targets])
+        for quota_id, targets in quotas.items()
+    }
 
 
 def read_running(targets: Iterable[str]) -> SqlProgram[list[RunningCall]]:

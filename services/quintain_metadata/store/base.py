@@ -7,13 +7,14 @@ operation rolls back that operation and no other. A result is returned only afte
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 from quintain.errors import ConfigError
+from quintain_metadata.store.leadership import Leadership
 
 
 class Moment(NamedTuple):
@@ -63,14 +64,12 @@ class Lookup(NamedTuple):
     """One SQL statement that uses a table ``wanted`` of these keys, whose columns are ``key1``, ``key2`` and so on.
 
     The SQL follows ``WITH RECURSIVE wanted AS (…)``. Where there are no keys it is not run. A key may stand in the
-    table twice, and many keys may be looked up in several steps. With ``is_locking`` the rows of a query are locked,
-    in its order, until the operation ends; a store with a single writer only reads.
+    table twice, and many keys may be looked up in several steps.
     """
 
     sql: str
     keys: Sequence[tuple[str, ...]]
     parameters: tuple[SqlValue, ...] = ()
-    is_locking: bool = False
 
 
 class ForEach(NamedTuple):
@@ -80,13 +79,7 @@ class ForEach(NamedTuple):
     parameters: Sequence[tuple[SqlValue, ...]]
 
 
-class AdvisoryLock(NamedTuple):
-    """Lock these names of each kind, in this order, until the operation ends; a single writer ignores it."""
-
-    names: Mapping[str, Sequence[tuple[str, ...]]]
-
-
-Step = Statement | Lookup | ForEach | AdvisoryLock
+Step = Statement | Lookup | ForEach
 
 SqlProgram = Generator[Step, list[Row], Returned]
 
@@ -114,27 +107,21 @@ class Ledger(Protocol):
         """The name of the store, in one word, without its location."""
 
     @property
-    def is_shared(self) -> bool:
-        """Whether other services may use it at the same time."""
+    def leadership(self) -> Leadership | None:
+        """Whether this process leads the ledger; None where only one process can open it."""
 
     @property
     def lease_expiry(self) -> LeaseExpiry:
         """Which leases may lapse; heartbeats change it."""
 
     async def transact(self, operation: Operation[Returned]) -> Returned:
-        """Run one operation and return its result after the commit.
+        """Run one operation after those before it, and return its result after the commit.
 
         Raises `BudgetUnavailable` where the store cannot run it, and what the operation raises.
         """
 
-    def listen_for_capacity(self, callback: Callable[[str], None]) -> None:
-        """Call ``callback`` with a target's name when another service on the store announces that it has capacity."""
-
-    def announce_capacity(self, targets: Iterable[str]) -> None:
-        """Announce to the other services on the store, soon, that these targets have free capacity.
-
-        An announcement may be lost.
-        """
+    async def read(self, operation: Operation[Returned]) -> Returned:
+        """Run one operation that only reads, and keeps none from writing; otherwise as `transact`."""
 
     async def now(self) -> int:
         """Return the store's clock, in milliseconds since the epoch."""

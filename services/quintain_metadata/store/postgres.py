@@ -1,8 +1,8 @@
-"""The ledger on PostgreSQL, shared by any number of metadata services: each operation is one transaction.
+"""The ledger on PostgreSQL: one of the metadata services on it leads, and each operation is one transaction.
 
-Transactions run at READ COMMITTED: each statement sees what is committed when it begins. What is read after an
-`AdvisoryLock` therefore stays true until the operation ends, and a conditional ``UPDATE`` waits for its row and
-evaluates its condition again. Migrations run once, under an advisory lock.
+Operations that write run one after another: a process has one connection for them, and all lock the leader's row
+before anything else. So what an operation reads stays true until it ends, as on SQLite. Those that only read have other
+connections, and a snapshot. Migrations run once, under an advisory lock.
 """
 
 from __future__ import annotations
@@ -10,21 +10,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import secrets
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from functools import partial
-from typing import Any, Final
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import Final
 
 import asyncpg
 from asyncpg.pool import PoolConnectionProxy
-from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait_random_exponential
 
 from quintain.errors import BudgetUnavailable, ConfigError
-from quintain.runtime.concurrency import cancel_and_wait
-from quintain_metadata.store.base import LeaseExpiry, Operation, Returned, redacted_url
+from quintain_metadata.store.base import LeaseExpiry, Operation, Returned, Row, redacted_url
+from quintain_metadata.store.leadership import LEASE_SECONDS, Leadership
 from quintain_metadata.store.postgres_connection import (
     Connection,
-    is_retryable,
     problem_of,
     run_program,
     translate_error,
@@ -74,42 +70,57 @@ async def _current_version(connection: PoolConnectionProxy[asyncpg.Record]) -> i
     return int(await connection.fetchval("SELECT max(version) FROM ledger_version") or 0)
 
 
-#: How many operations run at once; more would wait for each other's rows, not for a connection.
-MAX_CONNECTIONS = 8
-
-#: How often an operation is run at most when it fails with a retryable error, such as a deadlock.
-MAX_TRIES = 8
+#: How many operations that only read run at once.
+MAX_READERS = 4
 
 #: Timeouts in seconds. Operations are short: one that takes longer is stuck, and its caller repeats it. The server's
 #: timeout comes before the client's.
 CONNECT_SECONDS, STATEMENT_TIMEOUT_SECONDS, COMMAND_TIMEOUT_SECONDS, CLOSE_SECONDS = 5.0, 10.0, 15.0, 10.0
 
-#: Settings of each connection. The timeouts keep a service that stalls in an operation from blocking rows for ever.
+#: For how long a process may stand still in a transaction, in seconds: less than a leader's lease, so that it keeps no
+#: other one from leading.
+IDLE_IN_TRANSACTION_SECONDS = 2.0
+
 SERVER_SETTINGS: Final = {
     "application_name": "quintain-ledger",
     "synchronous_commit": "on",
     "statement_timeout": f"{STATEMENT_TIMEOUT_SECONDS:.0f}s",
-    "idle_in_transaction_session_timeout": f"{STATEMENT_TIMEOUT_SECONDS:.0f}s",
+    "idle_in_transaction_session_timeout": f"{IDLE_IN_TRANSACTION_SECONDS:.0f}s",
     "jit": "off",
 }
 
-_NOW_SQL = "SELECT CAST(floor(extract(epoch FROM clock_timestamp()) * 1000) AS bigint)"
+_NOW = "CAST(floor(extract(epoch FROM clock_timestamp()) * 1000) AS bigint)"
+
+#: The first statement of each operation that writes.
+_LOCK_LEADER_SQL = f"SELECT {_NOW}, epoch FROM leader FOR UPDATE"
+
+#: Another process that looks at the same time, or a transaction of the former leader, is not waited for.
+_TAKE_SQL = (
+    f"WITH free AS (SELECT epoch FROM leader WHERE lease_until <= {_NOW} FOR UPDATE SKIP LOCKED)"
+    f" UPDATE leader SET epoch = leader.epoch + 1, lease_until = {_NOW} + $1 FROM free RETURNING leader.epoch"
+)
+
+#: Ends the transactions of processes that stand still, while no lease holds. The server itself ends none where a client
+#: stands still between the preparation of a statement and its execution.
+_END_STILL_SQL = (
+    "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE datname = current_database()"
+    f" AND usename = current_user AND application_name = '{SERVER_SETTINGS['application_name']}'"
+    f" AND wait_event = 'ClientRead' AND xact_start < now() - interval '{IDLE_IN_TRANSACTION_SECONDS:.0f}s'"
+    f" AND EXISTS (SELECT 1 FROM leader WHERE lease_until <= {_NOW})"
+)
+_RENEW_SQL = f"UPDATE leader SET lease_until = {_NOW} + $1 WHERE epoch = $2 RETURNING epoch"
 
 
 class PostgresLedger:
-    """A ledger in one PostgreSQL database. Create it with `open`."""
+    """A ledger in one PostgreSQL database. Create it with `open`. It is the row of its own leader too."""
 
-    kind, is_shared = "postgresql", True
+    kind = "postgresql"
 
     def __init__(
-        self,
-        pool: asyncpg.Pool[asyncpg.Record],
-        location: str,
-        connect: Callable[[], Awaitable[asyncpg.Connection[asyncpg.Record]]],
+        self, writer: asyncpg.Pool[asyncpg.Record], readers: asyncpg.Pool[asyncpg.Record], location: str
     ) -> None:
-        self._pool, self._location = pool, location
-        self._notifications = CapacityNotifications(connect, pool.execute)
-        self.lease_expiry = LeaseExpiry()
+        self._writer, self._readers, self._location = writer, readers, location
+        self.lease_expiry, self.leadership = LeaseExpiry(), Leadership(self)
         self._closed = False
 
     @classmethod
@@ -120,84 +131,108 @@ class PostgresLedger:
         answer now.
         """
         location = redacted_url(url)
-        pool = asyncpg.create_pool(
-            url,
-            min_size=0,
-            max_size=MAX_CONNECTIONS,
-            timeout=CONNECT_SECONDS,
-            command_timeout=COMMAND_TIMEOUT_SECONDS,
-            reset=_skip_reset,
-            server_settings=SERVER_SETTINGS,
-        )
         with _translated_errors(translate_startup_error, location):
             async with contextlib.AsyncExitStack() as on_failure:
-                on_failure.push_async_callback(_close_pool, await pool)
-                async with pool.acquire() as connection:
+                writer, readers = [await _open_pool(url, size, on_failure) for size in (1, MAX_READERS)]
+                async with writer.acquire() as connection:
                     await migrate(connection, location)
                 on_failure.pop_all()
-        connect = partial(asyncpg.connect, url, timeout=CONNECT_SECONDS, server_settings=SERVER_SETTINGS)
-        return cls(pool, location, connect)
+        return cls(writer, readers, location)
 
     async def transact(self, operation: Operation[Returned]) -> Returned:
-        """Run one operation in a transaction, retrying deadlocks (`Ledger.transact`)."""
-        if self._closed:
-            raise BudgetUnavailable("The ledger is closed")
-        with _translated_errors(translate_error, self._location):
-            async for attempt in AsyncRetrying(
-                retry=retry_if_exception(is_retryable),
-                stop=stop_after_attempt(MAX_TRIES),
-                wait=wait_random_exponential(multiplier=0.02, max=0.5),
-                reraise=True,
+        """Run one operation in a transaction (`Ledger.transact`)."""
+        with self._usable():
+            try:
+                return await self._write(operation)
+            except asyncpg.InvalidCachedStatementError:  # another release has changed the schema
+                return await self._write(operation)
+
+    async def read(self, operation: Operation[Returned]) -> Returned:
+        """Run one operation that only reads, in a snapshot (`Ledger.read`)."""
+        with self._usable():
+            async with (
+                self._readers.acquire(timeout=COMMAND_TIMEOUT_SECONDS) as connection,
+                _transaction(connection, "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"),
             ):
-                with attempt:
-                    return await self._run_once(operation)
-        raise AssertionError("the retry loop ends with a result or an error")
-
-    def listen_for_capacity(self, callback: Callable[[str], None]) -> None:
-        """Listen for free capacity (`Ledger.listen_for_capacity`)."""
-        self._notifications.listen(callback)
-
-    def announce_capacity(self, targets: Iterable[str]) -> None:
-        """Announce free capacity (`Ledger.announce_capacity`)."""
-        if not self._closed:
-            self._notifications.announce(targets)
+                moment = self.lease_expiry.moment(await connection.fetchval(f"SELECT {_NOW}"))
+                return await run_program(connection, operation(moment))
 
     async def now(self) -> int:
         """Return the server's clock (`Ledger.now`)."""
-        with _translated_errors(translate_error, self._location):
-            async with self._pool.acquire(timeout=COMMAND_TIMEOUT_SECONDS) as connection:
-                return int(await connection.fetchval(_NOW_SQL))
+        row = await self._fetch(f"SELECT {_NOW}")
+        assert row is not None
+        return int(row[0])
 
     async def close(self) -> None:
         """Close the connections (`Ledger.close`)."""
-        if self._closed:
-            return
-        self._closed = True
-        await self._notifications.close()
-        await _close_pool(self._pool)
+        if not self._closed:
+            self._closed = True
+            await _close_pool(self._writer)
+            await _close_pool(self._readers)
 
-    async def _run_once(self, operation: Operation[Returned]) -> Returned:
-        async with self._pool.acquire(timeout=COMMAND_TIMEOUT_SECONDS) as connection:
-            try:
-                await connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
-                moment = self.lease_expiry.moment(await connection.fetchval(_NOW_SQL))
-                result = await run_program(connection, operation(moment))
-                # If the connection ends here, it is unknown whether the transaction was committed, and asking would not
-                # help: the server may still be committing. The caller gets `BudgetUnavailable`, as for an operation
-                # that did not happen, and repeats its request. That is safe because requests are idempotent: the same
-                # attempt gets the same grant, a settle that was applied is noted, reserved ids cost nothing, and a
-                # limit is set to an absolute value. A session that was opened this way has a token that no caller
-                # received: it can never spend.
-                await connection.execute("COMMIT")
-            except BaseException as error:
-                await _roll_back_or_terminate(connection, error)
-                raise
-            return result
+    async def take(self) -> int | None:
+        """Begin a new epoch (`LeaderRow.take`)."""
+        row = await self._fetch(_TAKE_SQL, round(LEASE_SECONDS * 1000))
+        if row is None:
+            await self._fetch(_END_STILL_SQL)
+            return None
+        return int(row[0])
+
+    async def renew(self, epoch: int) -> bool:
+        """Renew the lease of an epoch (`LeaderRow.renew`)."""
+        return await self._fetch(_RENEW_SQL, round(LEASE_SECONDS * 1000), epoch) is not None
+
+    async def release(self, epoch: int) -> None:
+        """End the lease of an epoch (`LeaderRow.release`)."""
+        await self._fetch(_RENEW_SQL, 0, epoch)
+
+    async def _fetch(self, sql: str, *parameters: int) -> Row | None:
+        """Run one statement beside the operations that write, and return its first row."""
+        with self._usable():
+            async with self._readers.acquire(timeout=COMMAND_TIMEOUT_SECONDS) as connection:
+                row = await connection.fetchrow(sql, *parameters)
+                return None if row is None else tuple(row)
+
+    @contextlib.contextmanager
+    def _usable(self) -> Iterator[None]:
+        if self._closed:
+            raise BudgetUnavailable("The ledger is closed")
+        with _translated_errors(translate_error, self._location):
+            yield
+
+    async def _write(self, operation: Operation[Returned]) -> Returned:
+        async with (
+            self._writer.acquire(timeout=COMMAND_TIMEOUT_SECONDS) as connection,
+            _transaction(connection, "BEGIN ISOLATION LEVEL READ COMMITTED"),
+        ):
+            [(now, epoch)] = await connection.fetch(_LOCK_LEADER_SQL)
+            if self.leadership.epoch not in {None, epoch}:
+                raise BudgetUnavailable("Another metadata service leads the ledger")
+            return await run_program(connection, operation(self.lease_expiry.moment(now)))
+
+
+@contextlib.asynccontextmanager
+async def _transaction(connection: Connection, begin: str) -> AsyncIterator[None]:
+    """Commit what is done in the context.
+
+    If the connection ends at the commit, it is unknown whether the transaction was committed, and asking would not
+    help: the server may still be committing. The caller gets `BudgetUnavailable`, as for an operation that did not
+    happen, and repeats its request. That is safe because requests are idempotent: the same attempt gets the same grant,
+    a settle that was applied is noted, reserved ids cost nothing, and a limit is set to an absolute value. A session
+    that was opened this way has a token that no caller received: it can never spend.
+    """
+    try:
+        await connection.execute(begin)
+        yield
+        await connection.execute("COMMIT")
+    except BaseException as error:
+        await _roll_back_or_terminate(connection, error)
+        raise
 
 
 async def _roll_back_or_terminate(connection: Connection, error: BaseException) -> None:
     """Roll back the connection's transaction, or close the connection where its state is unknown."""
-    if isinstance(error, Exception) and (is_retryable(error) or problem_of(error) is None):
+    if isinstance(error, Exception) and problem_of(error) is None:
         await connection.execute("ROLLBACK")
         return
     # Interrupted by a cancellation or by the server: the protocol state is unknown. A connection that ended by itself
@@ -218,6 +253,21 @@ def _translated_errors(translate: Callable[[Exception, str], Exception], locatio
         raise translated from None
 
 
+async def _open_pool(url: str, size: int, on_failure: contextlib.AsyncExitStack) -> asyncpg.Pool[asyncpg.Record]:
+    """Open a pool of at most so many connections, which is closed with ``on_failure``."""
+    pool = await asyncpg.create_pool(
+        url,
+        min_size=0,
+        max_size=size,
+        timeout=CONNECT_SECONDS,
+        command_timeout=COMMAND_TIMEOUT_SECONDS,
+        reset=_skip_reset,
+        server_settings=SERVER_SETTINGS,
+    )
+    on_failure.push_async_callback(_close_pool, pool)
+    return pool
+
+
 async def _close_pool(pool: asyncpg.Pool[asyncpg.Record]) -> None:
     """Close the pool after the running queries; errors are ignored, because the connections end with it anyway."""
     with contextlib.suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
@@ -227,76 +277,3 @@ async def _close_pool(pool: asyncpg.Pool[asyncpg.Record]) -> None:
 
 async def _skip_reset(_: object) -> None:
     """Skip the reset query of the pool: operations leave no state on a connection."""
-
-
-CHANNEL: Final = "quintain_capacity"
-
-#: Pause before listening again after the connection was lost, in seconds.
-RECONNECT_SECONDS = 1.0
-
-#: Notifications are collected for so long, in seconds: each one wakes every service.
-COLLECT_SECONDS = 0.01
-
-_NOTIFY_SQL: Final = f"SELECT pg_notify('{CHANNEL}', $1 || ' ' || target) FROM unnest($2::text[]) AS target"
-
-#: What a lost server raises.
-_ERRORS = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError)
-
-
-class CapacityNotifications:
-    """Sends and receives notifications of one service.
-
-    ``connect`` opens a connection to listen on; ``execute`` runs one statement on any connection.
-    """
-
-    def __init__(
-        self,
-        connect: Callable[[], Awaitable[asyncpg.Connection[asyncpg.Record]]],
-        execute: Callable[[str, str, list[str]], Awaitable[object]],
-    ) -> None:
-        self._connect, self._execute = connect, execute
-        self._service_id = secrets.token_hex(8)
-        self._unsent: set[str] = set()
-        self._send_task: asyncio.Task[None] | None = None
-        self._listen_task: asyncio.Task[None] | None = None
-
-    def listen(self, callback: Callable[[str], None]) -> None:
-        """Call ``callback`` with a target's name when another service announces it, from now on."""
-        self._listen_task = asyncio.get_running_loop().create_task(self._listen(callback), name="ledger-listen")
-
-    def announce(self, targets: Iterable[str]) -> None:
-        """Notify the other services of these targets, soon."""
-        self._unsent.update(targets)
-        if self._unsent and (self._send_task is None or self._send_task.done()):
-            self._send_task = asyncio.get_running_loop().create_task(self._send(), name="ledger-notify")
-
-    async def close(self) -> None:
-        """Send and receive no more."""
-        await cancel_and_wait(self._send_task, self._listen_task)
-
-    async def _send(self) -> None:
-        while self._unsent:
-            await asyncio.sleep(COLLECT_SECONDS)
-            targets, self._unsent = sorted(self._unsent), set()
-            try:
-                await self._execute(_NOTIFY_SQL, self._service_id, targets)
-            except _ERRORS as error:
-                log.debug("Free capacity was not announced: %s", error)
-
-    async def _listen(self, callback: Callable[[str], None]) -> None:
-        def on_notification(*arguments: Any) -> None:
-            service_id, _, target = arguments[-1].partition(" ")
-            if service_id != self._service_id:
-                callback(target)
-
-        while True:
-            with contextlib.suppress(*_ERRORS):
-                connection = await self._connect()
-                try:
-                    closed = asyncio.Event()
-                    connection.add_termination_listener(lambda _, closed=closed: closed.set())
-                    await connection.add_listener(CHANNEL, on_notification)
-                    await closed.wait()
-                finally:
-                    connection.terminate()
-            await asyncio.sleep(RECONNECT_SECONDS)

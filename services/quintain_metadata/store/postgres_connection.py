@@ -15,10 +15,7 @@ import asyncpg
 from asyncpg.pool import PoolConnectionProxy
 
 from quintain.errors import BadRequest, BudgetUnavailable, ConfigError
-from quintain_metadata.store.base import AdvisoryLock, ForEach, Lookup, Returned, Row, SqlProgram, Statement, Step
-
-#: Errors after which the whole operation is rolled back and run again: a deadlock, a conflict or an outdated plan.
-_RETRYABLE = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError, asyncpg.InvalidCachedStatementError)
+from quintain_metadata.store.base import ForEach, Lookup, Returned, Row, SqlProgram, Statement, Step
 
 #: PostgreSQL stores no text with U+0000, and no character outside the database's encoding.
 _INVALID_TEXT = (asyncpg.CharacterNotInRepertoireError, asyncpg.UntranslatableCharacterError)
@@ -59,11 +56,6 @@ _PROBLEMS_BY_SQLSTATE: Final[dict[str, _ServerProblem]] = {
     "25P02": _NO_ANSWER,
     "25P03": _NO_ANSWER,
 }
-
-
-def is_retryable(error: BaseException) -> bool:
-    """Whether the operation should be run again, at once and from its start."""
-    return isinstance(error, _RETRYABLE)
 
 
 def problem_of(error: BaseException) -> _ServerProblem | None:
@@ -115,8 +107,6 @@ def _first_line(error: Exception) -> str:
 
 Connection: TypeAlias = "PoolConnectionProxy[asyncpg.Record]"  # in quotes: the class is not generic at run time
 
-_LOCK_SQL: Final = "SELECT pg_advisory_xact_lock(hashtextextended(key, 0)) FROM unnest($1::text[]) AS key"
-
 #: A placeholder, or a quoted string, in which a question mark is no placeholder.
 _PLACEHOLDER = re.compile(r"'[^']*'|\?")
 
@@ -142,19 +132,12 @@ async def _run_step(connection: Connection, step: Step) -> list[Row]:
             if all_parameters:
                 await connection.executemany(number_placeholders(sql), all_parameters)
             return []
-        case AdvisoryLock(names):
-            await connection.fetch(
-                _LOCK_SQL, ["\x1f".join((kind, *name)) for kind, of_kind in names.items() for name in of_kind]
-            )
-            return []
 
 
 def lookup_query(lookup: Lookup) -> tuple[Any, ...]:
     """Return the SQL of a lookup and its parameters: an array for each column of its keys, and its own."""
     columns = [list(column) for column in zip(*lookup.keys, strict=True)]
-    # The weakest lock that keeps others from changing the rows: new rows may refer to them meanwhile.
-    sql = f"{lookup.sql} FOR NO KEY UPDATE" if lookup.is_locking else lookup.sql
-    return _lookup_sql(sql, len(columns)), *columns, *lookup.parameters
+    return _lookup_sql(lookup.sql, len(columns)), *columns, *lookup.parameters
 
 
 @functools.lru_cache(maxsize=256)

@@ -190,15 +190,11 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
             settings text NOT NULL,
             set_at bigint NOT NULL
         )""",
-        # Which of several metadata services owns a quota: the key of its own queue, until when, and what it knew of the
-        # quota at ``saved_at``, for its next owner and for who asks another service, as JSON.
-        """CREATE TABLE quota_owner (
+        # What the metadata service has learned of a quota at ``saved_at``, for the next one, as JSON.
+        """CREATE TABLE quota_state (
             quota_id text PRIMARY KEY,
-            owner text NOT NULL,
-            lease_until bigint NOT NULL,
             saved_at bigint NOT NULL,
-            state text,
-            figures text
+            state text NOT NULL
         )""",
     ),
 )
@@ -228,6 +224,9 @@ POSTGRES_STATEMENTS: Final[dict[int, tuple[str, ...]]] = {
             PRIMARY KEY (session_id, request_id)
         )""",
         "CREATE INDEX reply_expiry ON reply (expires_at)",
+        # The one row of the metadata service that leads: how often another one took over, and until when it leads.
+        "CREATE TABLE leader (epoch bigint NOT NULL, lease_until bigint NOT NULL)",
+        "INSERT INTO leader (epoch, lease_until) VALUES (0, 0)",
         # These rows are updated with every call. Free space on their pages keeps the row versions there (HOT).
         "ALTER TABLE session SET (fillfactor = 50)",
         "ALTER TABLE running_calls SET (fillfactor = 10)",

@@ -14,7 +14,6 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable
 from functools import lru_cache, partial
 from itertools import chain
 from pathlib import Path
@@ -24,7 +23,6 @@ import apsw
 
 from quintain.errors import BudgetUnavailable, ConfigError, LedgerInUse
 from quintain_metadata.store.base import (
-    AdvisoryLock,
     ForEach,
     LeaseExpiry,
     Lookup,
@@ -172,7 +170,7 @@ class SqliteLedger:
     A thread commits, so that the event loop goes on while the disk is written.
     """
 
-    kind, is_shared = "sqlite", False
+    kind, leadership = "sqlite", None
 
     def __init__(self, path: str, loop: asyncio.AbstractEventLoop) -> None:
         self._loop, self.lease_expiry = loop, LeaseExpiry()
@@ -196,11 +194,9 @@ class SqliteLedger:
         self._queue.put(_Submitted(operation, outcome))
         return await outcome
 
-    def listen_for_capacity(self, callback: Callable[[str], None]) -> None:
-        """Do nothing: no other service uses the file."""
-
-    def announce_capacity(self, targets: Iterable[str]) -> None:
-        """Do nothing: no other service uses the file."""
+    async def read(self, operation: Operation[Returned]) -> Returned:
+        """Run one operation (`Ledger.read`): the thread that writes is the one that reads."""
+        return await self.transact(operation)
 
     async def now(self) -> int:
         """Return this machine's clock, in milliseconds since the epoch."""
@@ -295,8 +291,6 @@ class SqliteLedger:
                         rows += cursor.execute(sql, parameters)
                     case ForEach(sql, all_parameters):
                         cursor.executemany(sql, all_parameters)
-                    case AdvisoryLock():
-                        pass  # There is only one writer.
                 step = program.send(rows)
         except StopIteration as stop:
             return stop.value

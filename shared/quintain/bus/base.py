@@ -173,6 +173,12 @@ class Bus(Protocol):
         meanwhile. Raises `BrokerRefused`, and `BrokerUnavailable` after as long as the bus was told to wait.
         """
 
+    def publish_only_while(self, may_publish: Callable[[], bool]) -> None:
+        """Ask ``may_publish`` before each message is sent, also again: while it says no, a publish waits and retries.
+
+        So a process that was stopped says nothing, when it goes on, that is not true any more.
+        """
+
     async def publish(
         self,
         exchange: Exchange,

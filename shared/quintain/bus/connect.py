@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from quintain.bus.base import PUBLISH_TIMEOUT_SECONDS, Bus
 from quintain.bus.memory import MemoryBroker
 from quintain.bus.rabbit import RabbitBus
+from quintain.bus.rabbit_connection import HEARTBEAT_SECONDS
 from quintain.errors import ConfigError
 
 
@@ -18,11 +19,12 @@ async def connect_bus(
     memory: MemoryBroker | None = None,
     timeout_seconds: float = 30.0,
     declare_seconds: float | None = PUBLISH_TIMEOUT_SECONDS,
+    heartbeat_seconds: int = HEARTBEAT_SECONDS,
 ) -> Bus:
     """Connect a bus to the broker at this URL.
 
-    ``memory`` is the broker of a ``memory://`` URL; ``declare_seconds`` is that of `RabbitBus`. Raises `ConfigError`
-    for an unknown scheme, `BrokerUnavailable` after the timeout, and `BrokerRefused`.
+    ``memory`` is the broker of a ``memory://`` URL; ``declare_seconds`` and ``heartbeat_seconds`` are those of
+    `RabbitBus`. Raises `ConfigError` for an unknown scheme, `BrokerUnavailable` after the timeout, and `BrokerRefused`.
     """
     if url.startswith("memory://"):
         if memory is None:
@@ -32,7 +34,7 @@ async def connect_bus(
             )
         return memory.connect()
     if url.startswith(("amqp://", "amqps://")):
-        bus = RabbitBus(url, name, declare_seconds=declare_seconds)
+        bus = RabbitBus(url, name, declare_seconds=declare_seconds, heartbeat_seconds=heartbeat_seconds)
         await bus.start(timeout_seconds)
         return bus
     raise ConfigError(f"QUINTAIN_BROKER_URL is {url.partition(':')[0]!r}: use amqp://, amqps:// or memory://")

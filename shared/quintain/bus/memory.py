@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from quintain.bus.base import (
     DELETE_TIMEOUT_SECONDS,
@@ -23,6 +23,9 @@ from quintain.bus.base import (
 from quintain.bus.memory_queue import MemoryConsumer, MemoryQueue, QueuedMessage
 from quintain.errors import BrokerUnavailable, BusError, QueueFull, Unroutable
 from quintain.topology import Exchange, Queue, Topology
+
+#: How often a connection that may not publish now asks again, in seconds.
+MAY_PUBLISH_SECONDS = 0.05
 
 
 class MemoryBroker:
@@ -138,6 +141,7 @@ class MemoryBus:
         self._redeclared_topology = Topology()
         self._consumers: set[MemoryConsumer] = set()
         self._closed = False
+        self._may_publish: Callable[[], bool] = lambda: True
         self.reconnects = 0
 
     @property
@@ -151,10 +155,19 @@ class MemoryBus:
             self._redeclared_topology += topology
         self._broker.declare(topology)
 
+    def publish_only_while(self, may_publish: Callable[[], bool]) -> None:
+        """Implements `Bus.publish_only_while`."""
+        self._may_publish = may_publish
+
     async def publish(
         self, exchange: Exchange, key: str, envelope: Envelope, *, timeout_seconds: float = PUBLISH_TIMEOUT_SECONDS
     ) -> None:
-        """Implements `Bus.publish`; the timeout has no effect, because an in-memory publish cannot block."""
+        """Implements `Bus.publish`."""
+        give_up_at = asyncio.get_running_loop().time() + timeout_seconds
+        while not self._may_publish():
+            if asyncio.get_running_loop().time() >= give_up_at:
+                raise BrokerUnavailable("This process may not publish now")
+            await asyncio.sleep(MAY_PUBLISH_SECONDS)
         if self._closed:
             raise BrokerUnavailable("This connection is closed")
         # One iteration of the event loop, as a publisher confirm over a socket needs at least.

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -34,6 +34,7 @@ from quintain.bus.base import (
 from quintain.bus.failure_log import FailureLog
 from quintain.bus.rabbit_connection import (
     CONNECTION_ERRORS,
+    HEARTBEAT_SECONDS,
     RETRY_SECONDS,
     TRANSLATED_ERRORS,
     RabbitConnection,
@@ -82,18 +83,25 @@ class RabbitBus:
 
     ``url`` may name several nodes of a cluster; ``name`` is shown in the broker's list of connections. A declaration
     whose connection is lost is repeated for ``declare_seconds``, or, where it is None, until it is done.
+    ``heartbeat_seconds`` is the interval of AMQP's heartbeats where the URL names none.
     """
 
     def __init__(
-        self, url: str, name: str = "client", *, declare_seconds: float | None = PUBLISH_TIMEOUT_SECONDS
+        self,
+        url: str,
+        name: str = "client",
+        *,
+        declare_seconds: float | None = PUBLISH_TIMEOUT_SECONDS,
+        heartbeat_seconds: int = HEARTBEAT_SECONDS,
     ) -> None:
         self._declare_seconds = declare_seconds
         self.user = url_user(url)
         outages = outage_log(url, name)
-        self._publish_connection = RabbitConnection(url, f"{name} publishing", outages)
-        self._consume_connection = RabbitConnection(url, f"{name} consuming", outages)
+        self._publish_connection = RabbitConnection(url, f"{name} publishing", outages, heartbeat_seconds)
+        self._consume_connection = RabbitConnection(url, f"{name} consuming", outages, heartbeat_seconds)
         self._channel: _PublishChannel | None = None
         self._channel_lock = asyncio.Lock()
+        self._may_publish: Callable[[], bool] = lambda: True
         self._consumers: set[RabbitConsumer] = set()
         self._declarations = Declarations(self._consume_connection, self._consumers)
         self._not_declared = FailureLog(log, f"{name}: not declared", f"{name}: declared", self)
@@ -149,6 +157,10 @@ class RabbitBus:
         """Implements `Bus.count`."""
         return await self._declarations.count(queues)
 
+    def publish_only_while(self, may_publish: Callable[[], bool]) -> None:
+        """Implements `Bus.publish_only_while`."""
+        self._may_publish = may_publish
+
     async def publish(
         self, exchange: Exchange, key: str, envelope: Envelope, *, timeout_seconds: float = PUBLISH_TIMEOUT_SECONDS
     ) -> None:
@@ -184,6 +196,7 @@ class RabbitBus:
         try:
             async with asyncio.timeout(timeout_seconds):
                 channel = await self._usable_channel(timeout_seconds)
+                self._require_may_publish()
                 channel.unconfirmed += len(envelopes)
                 try:
                     confirms = await _send_together(channel.underlay, exchange, key, envelopes, self.user)
@@ -234,6 +247,7 @@ class RabbitBus:
         channel = self._channel
         if channel is None or channel.nacks >= MAX_NACKS or channel.underlay.is_closed:
             channel = await self._usable_channel(timeout_seconds)
+        self._require_may_publish()
         channel.unconfirmed += 1
         try:
             await channel.underlay.basic_publish(
@@ -256,6 +270,10 @@ class RabbitBus:
             channel.unconfirmed -= 1
             if channel is not self._channel:
                 await self._close_if_unused(channel)
+
+    def _require_may_publish(self) -> None:
+        if not self._may_publish():
+            raise BrokerUnavailable("This process may not publish now")
 
     async def _usable_channel(self, timeout_seconds: float) -> _PublishChannel:
         """Return the channel for publishes, a new one where it is closed or was nacked too often."""

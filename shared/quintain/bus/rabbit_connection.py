@@ -140,8 +140,10 @@ def is_missing(exchange: Exchange, error: BaseException) -> bool:
 class RabbitConnection:
     """One supervised connection to any node of the cluster; `wait_connection` returns the current one."""
 
-    def __init__(self, url: str, purpose: str, outages: FailureLog | None = None) -> None:
-        self._url, self._purpose, self._node_urls = url, purpose, node_urls(url)
+    def __init__(
+        self, url: str, purpose: str, outages: FailureLog | None = None, heartbeat_seconds: int = HEARTBEAT_SECONDS
+    ) -> None:
+        self._url, self._purpose, self._node_urls = url, purpose, node_urls(url, heartbeat_seconds)
         self._outages = outages or outage_log(url, purpose)
         self._current_connection: AbstractConnection | None = None
         self._fatal_error: BrokerRefused | None = None
@@ -334,12 +336,12 @@ def install_value_filter() -> None:
         logging.getLogger(name).addFilter(_VALUE_FILTER)
 
 
-def node_urls(urls: str) -> tuple[str, ...]:
-    """Return the URL of each node, with a heartbeat of `HEARTBEAT_SECONDS` added where the URL names none.
+def node_urls(urls: str, heartbeat_seconds: int = HEARTBEAT_SECONDS) -> tuple[str, ...]:
+    """Return the URL of each node, with this heartbeat added where the URL names none.
 
     Raises `ConfigError` where a parameter switches off the verification of the broker's certificate.
     """
-    return tuple(_with_heartbeat(url) for url in all_node_urls(urls))
+    return tuple(_with_heartbeat(url, heartbeat_seconds) for url in all_node_urls(urls))
 
 
 def round_robin(nodes: tuple[str, ...]) -> Iterator[str]:
@@ -348,7 +350,7 @@ def round_robin(nodes: tuple[str, ...]) -> Iterator[str]:
     return itertools.cycle(nodes[first:] + nodes[:first])
 
 
-def _with_heartbeat(url: str) -> str:
+def _with_heartbeat(url: str, heartbeat_seconds: int) -> str:
     options = parse_qsl(urlsplit(url).query, keep_blank_values=True)
     if any(name == "no_verify_ssl" and value != "0" for name, value in options):
         raise ConfigError(
@@ -357,4 +359,4 @@ def _with_heartbeat(url: str) -> str:
         )
     if "heartbeat=" in url:
         return url
-    return f"{url}{'&' if '?' in url else '?'}heartbeat={HEARTBEAT_SECONDS}"
+    return f"{url}{'&' if '?' in url else '?'}heartbeat={heartbeat_seconds}"

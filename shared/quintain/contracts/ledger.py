@@ -342,7 +342,7 @@ class SettleBatch(Message):
 
 
 class AttemptEnded(Message):
-    """What the settle of an attempt shows to the owner of its quota, which another metadata service may have applied.
+    """What the settle of an attempt shows to those who wait for its end.
 
     ``target`` is absent where the ledger has no call of it. ``was_running``: an attempt ran the call; ``was_holder``:
     it was this one. ``gave_up``: its worker has stopped waiting for its grant.
@@ -356,9 +356,3 @@ class AttemptEnded(Message):
     was_holder: bool = False
     gave_up: bool = False
     report: TryReport
-
-
-class AttemptsEnded(Message):
-    """Attempts that ended, from one metadata service to another."""
-
-    items: list[AttemptEnded]

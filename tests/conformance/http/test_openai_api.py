@@ -91,6 +91,17 @@ async def test_what_cannot_be_honoured_is_refused_by_name_and_costs_nothing(
     assert raw.headers["x-quintain-ignored"] == ", ".join(of_no_effect)
 
 
+async def test_a_session_that_ignores_what_cannot_be_honoured_gets_its_names(fleet: ModelFleet) -> None:
+    ask: Any = {"model": "mute", "messages": HELLO, "extra_body": UNKNOWN, "modalities": ["audio"]}
+    async with official_clients(fleet.url, await fleet.token(unsupported="ignore")) as clients:
+        raw = await clients.openai.chat.completions.with_raw_response.create(**ask)
+        chunks = [chunk async for chunk in await clients.openai.chat.completions.create(**ask, stream=True)]
+    names = "?, " + "?" * 60 + ", __class__, a??b??c, modalities, model_extra, unread"
+    assert raw.headers["x-quintain-ignored"] == names
+    for told in (raw.parse(), chunks[-1]):
+        assert {"model_extra", "unread", "__class__"} <= set(told.model_extra["ignored_parameters"])
+
+
 # Choices and prompts: each is one call.
 
 

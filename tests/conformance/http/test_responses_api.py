@@ -1,4 +1,4 @@
-"""OpenAI's Responses API over a real socket: its official client, whole and streamed, and what no client sends."""
+"""OpenAI's Responses API over a real socket: its official client, whole and streamed."""
 
 from __future__ import annotations
 

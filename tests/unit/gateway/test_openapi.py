@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import sys
 from pathlib import Path
 
@@ -61,18 +60,6 @@ def test_every_route_is_described_and_nothing_else() -> None:
     described = build_document(OPERATIONS)["paths"].keys() | {"/openapi.json"}
     assert described == (paths - {"/{path:path}", "/v1/{path:path}"}) | agentvs
     memory.close()
-
-
-def test_the_document_is_whole() -> None:
-    made = build_document(OPERATIONS)
-    schemas = made["components"]["schemas"]
-    refs = set(re.findall(r"'#/components/schemas/(\w+)'", str(made)))
-    assert refs == schemas.keys()
-    assert made["paths"]["/sessions/{session_id}"]["parameters"][0]["name"] == "session_id"
-    assert made["paths"]["/invoke"]["post"]["security"] == [{"sessionToken": []}]
-    assert made["paths"]["/health/live"]["get"]["security"] == []
-    ids = [node["operationId"] for path in made["paths"].values() for key, node in path.items() if key != "parameters"]
-    assert len(ids) == len(set(ids)) == len(OPERATIONS)
 
 
 @pytest.mark.timeout(300)

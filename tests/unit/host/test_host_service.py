@@ -1,4 +1,4 @@
-"""A host under targets that leave, block, or leave things open; what counts as left behind by a lease; its end."""
+"""The end of a host and of its leases, targets that leave things open, and what counts as left behind by a lease."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from quintain_host.host import Leftovers
 from support.memory_host import emit_seen, run_host, target_factory
 from support.quick import QUICK
 from support.target_placements import Controller
-
-# A host under what it should never meet: garbage, targets that leave, block, flood or cancel themselves; its end.
 
 
 async def test_a_lease_that_was_never_used_ends_at_once_when_its_host_is_asked_to_stop() -> None:

@@ -14,7 +14,6 @@ import pytest
 
 from quintain.agents.conversation import Conversation, TurnInput, TurnReport
 from quintain.agents.hosted_agent import ANSWER, PROMPT, STEP, HostedAgent
-from quintain.errors import ConfigError
 from quintain.programs.processes import ProcessMark
 from quintain.target import ControllableInjection, ControllableNoInjection, Event, EventResponse
 from quintain_host.host import Leftovers
@@ -37,12 +36,6 @@ agent = Agent(TestModel(custom_output_text="hello"))
 
 def make():
     return agent
-
-def two(a, b): ...
-
-class Half:
-    isolation = "thread"
-    def run(self): ...
 """
 
 
@@ -110,12 +103,3 @@ async def test_an_agent_that_goes_on_after_its_lease_is_noticed_and_one_that_end
         assert await leftovers.end() == stays
         entered.clear()
     ends.set()
-
-
-async def test_what_is_neither_is_refused(folder: Path) -> None:
-    with pytest.raises(ConfigError, match="a, b"):
-        load_factory("hosted_bots:two", folder)
-    half = load_factory("hosted_bots:Half", folder)
-    assert vars(half)["isolation"] == "thread"
-    with pytest.raises(ConfigError, match="docs/agents.md"):
-        await probe_factory(half, "hosted_bots:Half", 10)

@@ -1,4 +1,4 @@
-"""A slot and its leases over a broker in memory: one at a time, each thing asked done once, and never held for ever."""
+"""A slot and its leases over a broker in memory: what is asked of them, how they end, and never held for ever."""
 
 from __future__ import annotations
 

@@ -7,7 +7,6 @@ import pytest
 
 from quintain.errors import BadRequest, BudgetUnavailable, ConfigError
 from quintain_metadata.store.postgres_connection import (
-    is_retryable,
     problem_of,
     translate_error,
     translate_startup_error,
@@ -48,19 +47,9 @@ def test_a_server_that_cannot_be_used_may_be_asked_again_but_what_does_not_pass_
 ) -> None:
     meant = translate_error(error, PLACE)
     assert isinstance(meant, BudgetUnavailable)
-    assert (meant.retryable, meant.charged, is_retryable(error)) == (True, False, False)
+    assert (meant.retryable, meant.charged) == (True, None)
     assert PLACE in meant.message
     assert isinstance(translate_startup_error(error, PLACE), at_start)
-
-
-@pytest.mark.parametrize(
-    "error",
-    [asyncpg.DeadlockDetectedError("circle"), asyncpg.SerializationError("again")],
-    ids=lambda error: type(error).__name__,
-)
-def test_an_operation_that_stood_in_anothers_way_is_repeated_and_at_last_given_up(error: Exception) -> None:
-    assert is_retryable(error)
-    assert isinstance(translate_error(error, PLACE), BudgetUnavailable)
 
 
 def test_a_constraint_that_refused_is_a_defect() -> None:

@@ -65,7 +65,7 @@ async def test_a_new_service_counts_what_runs(desk: QueueDriver) -> None:
     admits = [desk.request(name) for name in ("r1", "r2")]
     await desk.send(*admits)
     desk.restart()
-    await desk.queue.quotas.start()
+    await desk.queue.quotas.refresh()
     assert await desk.admit("r3") == ["waits"]
     assert await desk.send(*admits) == ["granted", "granted"]
     assert desk.state().in_flight == 2
@@ -244,7 +244,7 @@ async def test_what_an_administrator_sets_holds_at_once_and_after_a_restart(desk
     assert desk.state().limit == 5
     assert 55 < (desk.state().requests_per_minute or 0) <= 60
     desk.restart()
-    await desk.queue.quotas.start()
+    await desk.queue.quotas.refresh()
     assert desk.state().limit == 5
     await set_quota(desk, reset=True)
     assert (desk.state().limit, desk.state().requests_per_minute) == (2, None)

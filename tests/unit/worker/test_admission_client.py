@@ -27,6 +27,11 @@ from support.waiting import wait_until
 FAST = timings(admit_repeat_seconds=0.03, ledger_silence_seconds=0.3, deadline_grace_seconds=0.05)
 
 
+@pytest.fixture(autouse=True)
+async def skipped_time() -> None:
+    skip_waits()
+
+
 class UnavailableBus(MemoryBus):
     """A connection over which nothing can be published while it is ``unavailable``; it counts what it refused."""
 
@@ -158,7 +163,6 @@ async def test_whoever_is_held_waits_past_the_silence_and_is_granted_when_it_may
 
 
 async def test_the_deadline_ends_the_wait_of_whoever_is_held(asking: Admits, ledger: FakeLedgerService) -> None:
-    skip_waits()
     ledger.admit_policy = lambda _: "held"
     loop = asyncio.get_running_loop()
     began = loop.time()

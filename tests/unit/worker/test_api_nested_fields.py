@@ -6,7 +6,6 @@ refused by its place; whatever is accepted changes what the provider gets, or is
 
 from __future__ import annotations
 
-import copy
 import itertools
 import re
 import types
@@ -128,10 +127,14 @@ def at(value: Any, path: Path) -> Any:
     return value
 
 
-def without(body: dict[str, Any], path: Path) -> dict[str, Any]:
-    changed = copy.deepcopy(body)
-    del at(changed, path[:-1])[path[-1]]
-    return changed
+def without(body: Any, path: Path) -> dict[str, Any]:
+    """The body without what stands there; the rest of it is shared."""
+    changed: Any = body.copy()
+    if len(path) == 1:
+        del changed[path[0]]
+    else:
+        changed[path[0]] = without(changed[path[0]], path[1:])
+    return changed  # type: ignore[no-any-return]
 
 
 def translated(api: ApiName, own: ApiName, body: dict[str, Any]) -> ProviderCall:
@@ -186,7 +189,7 @@ def test_no_nested_field_is_dropped_without_a_word(api: ApiName, own: ApiName) -
     kept = 0
     for name, hint in typing_extensions.get_type_hints(REQUESTS[api]).items():
         for sample in samples_of(hint, name) if name not in {"model", "stream", "n"} else ():
-            if (found := accepted(api, own, {**QUESTIONS[api], name: copy.deepcopy(sample)})) is None:
+            if (found := accepted(api, own, {**QUESTIONS[api], name: sample})) is None:
                 continue
             body, call = found
             kept += 1

@@ -25,15 +25,10 @@ JSON = st.recursive(
 )
 
 
-@given(found=JSON)
+@given(found=JSON | st.lists(st.dictionaries(WORDS, JSON | WORDS, max_size=6), max_size=4))
 def test_steps(found: object) -> None:
     with contextlib.suppress(ValueError):
         assert all(step.to_wire() for step in read_steps(found))
-
-
-@given(items=st.lists(st.dictionaries(WORDS, JSON | WORDS, max_size=6), max_size=4))
-def test_steps_that_look_like_messages(items: list[object]) -> None:
-    test_steps.hypothesis.inner_test(items)  # type: ignore[attr-defined]
 
 
 @given(result=st.dictionaries(WORDS, JSON, max_size=8), status=st.dictionaries(WORDS, JSON | WORDS))

@@ -80,16 +80,10 @@ async def test_an_answer_says_what_its_headers_say_of_the_limits(server: ModelSe
         assert answer.rates == rates
 
 
-def before_the_end(wire: Wire, events: list[bytes]) -> int:
-    """How many events come before the one that says why the answer ended."""
-    named = {"chat": b'"finish_reason": "stop"', "responses": b"response.completed", "anthropic": b"message_delta"}
-    return next(index for index, each in enumerate(events) if named[wire.name] in each)
-
-
 @wires
 async def test_a_piece_is_heard_before_the_next_one_comes(server: ModelServer, wire: Wire) -> None:
     events = wire.events(["one ", "two"])
-    server.set_responses(StreamedResponse(events=events, event_count=before_the_end(wire, events), then="stall"))
+    server.set_responses(StreamedResponse(events=events, event_count=wire.before_end(events), then="stall"))
     heard: list[Delta] = []
     calling = asyncio.create_task(call(wire.provider(server.url), heard=heard))
     async with asyncio.timeout(10):

@@ -87,25 +87,6 @@ async def test_an_answer_that_is_none_is_in_doubt_and_not_quoted(
         assert "Fi" not in failed.fault.message
 
 
-@pytest.mark.parametrize(
-    "garbage", [b"data: {oops\n\n", b"data: \xff\xfe\n\n", b"data: []\n\n", b'data: "text"\n\n', b"data: 5\n\n"]
-)
-@wires
-async def test_garbage_in_a_stream_is_in_doubt(server: ModelServer, wire: Wire, garbage: bytes) -> None:
-    named = b"event: content_block_delta\n" if wire is ANTHROPIC else b""
-    events = wire.events(["one ", "two"])
-    server.set_responses(StreamedResponse(events=[*events[: events_before_end(wire, events)], named + garbage]))
-    heard: list[Delta] = []
-    await assert_in_doubt(server, wire, heard=heard)
-    assert text_of(heard) == "one two"
-
-
-def events_before_end(wire: Wire, events: list[bytes]) -> int:
-    """How many events come before those that end the answer."""
-    mark = {"chat": b'"finish_reason": "stop"', "responses": b"response.completed", "anthropic": b"message_delta"}
-    return next(index for index, each in enumerate(events) if mark[wire.name] in each)
-
-
 @pytest.mark.parametrize("framed", [True, False], ids=["chunked", "unframed"])
 @pytest.mark.parametrize("then", ["end", "close", "reset"])
 @wires
@@ -113,7 +94,7 @@ async def test_a_stream_without_its_end_is_in_doubt(
     server: ModelServer, wire: Wire, then: Literal["end", "close", "reset"], framed: bool
 ) -> None:
     events = wire.events(["one ", "two"])
-    for count in (0, 1, events_before_end(wire, events)):
+    for count in (0, 1, wire.before_end(events)):
         server.set_responses(StreamedResponse(events=events, event_count=count, then=then, framed=framed))
         heard: list[Delta] = []
         asked = len(server.requests)
@@ -215,6 +196,11 @@ STREAMED: list[tuple[Wire, bytes]] = [
     (RESPONSES, event({"type": "response.completed", "response": RESPONSES.answer("par") | {"error": ERROR}})),
     (ANTHROPIC, event(error("It broke", kind="overloaded_error"))),
     (ANTHROPIC, event({"type": "message_delta", "delta": {"stop_reason": "error"}})),
+    *(
+        (wire, (b"event: content_block_delta\n" if wire is ANTHROPIC else b"") + garbage)
+        for wire in (CHAT, RESPONSES, ANTHROPIC)
+        for garbage in (b"data: {oops\n\n", b"data: \xff\xfe\n\n", b'data: "text"\n\n', b"data: 5\n\n")
+    ),
 ]
 
 

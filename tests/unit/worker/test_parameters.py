@@ -179,6 +179,8 @@ def test_a_targets_setting_that_its_provider_lacks_stops_the_worker() -> None:
     with pytest.raises(ConfigError) as caught:
         ANTHROPIC.provider("http://127.0.0.1:1", settings={"seed": 7})
     assert caught.value.message.startswith("targets.it.settings.seed: ")
+    with pytest.raises(ConfigError, match=r"^targets\.it\."):  # what UTF-8 cannot write
+        CHAT.provider("http://127.0.0.1:1", settings={"extra_body": {"user": "\ud800"}})
 
 
 async def test_fields_that_share_an_object_are_sent_together(server: ModelServer) -> None:

@@ -324,6 +324,8 @@ async def test_an_error_that_says_nothing_is_none_and_a_pointer_may_lead_into_on
     for said in ({"error": "It broke"}, {"status": "failed"}):
         server.set_responses(ScriptedResponse(body={"out": "par", **said}))
         assert (await failure(endpoint(**ASK))).billing is Billing.UNKNOWN
+    server.set_responses(StreamedResponse(events=[event({"delta": "one"}), b"data: {broken\n\n"]))
+    assert (await failure(endpoint(body=ASK["body"], stream={"text": "/delta"}))).billing is Billing.UNKNOWN
 
 
 @pytest.mark.parametrize(

@@ -308,3 +308,11 @@ def test_its_list_price_is_the_vendors() -> None:
     assert price is not None
     assert price.output_per_million > price.input_per_million > Decimal(0)
     assert target_price(target_of(model="mistral:a-model-of-our-own")) is None
+
+
+def test_a_provider_whose_extra_is_not_installed_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "quintain_worker.providers.pydantic_ai", raising=False)
+    # None is how the interpreter knows that a module cannot be imported.
+    monkeypatch.setitem(sys.modules, "pydantic_ai", None)
+    with pytest.raises(ConfigError, match=r"pip install 'quintain\[pydantic-ai\]'"):
+        build_provider("judge", target_of(model="mistral:m"), CONTEXT)

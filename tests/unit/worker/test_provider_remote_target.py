@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from quintain.agents.hosted_agent import target_factory
 from quintain.bus.base import Envelope
 from quintain.bus.memory import MemoryBroker, MemoryBus
 from quintain.config.targets import TargetTarget
@@ -140,19 +141,6 @@ async def test_what_a_run_showed_asked_and_logged_are_its_steps_in_order() -> No
     assert said(shown)[::2] == ("emit", '{"seen": 5}')
     assert said(last)[::2] == ("emit", "done")
     assert answer.steps_cut is None
-
-
-async def test_a_run_with_more_events_than_are_kept_says_how_many_are_left_out() -> None:
-    async def script(body: Any, emit: Any, send: Any) -> None:
-        for number in range(700):
-            emit(body.observation_event(f"{number} {'x' * 1000}"))
-
-    async with run_host(lambda: BODY(script)) as memory:
-        answer = await answer_of(memory)
-    assert answer.steps_cut is not None
-    assert len(answer.steps) + answer.steps_cut.steps == 700
-    assert said(answer.steps[0])[2].startswith("0 ")
-    assert said(answer.steps[-1])[2] == answer.text
 
 
 async def test_every_call_has_an_instance_of_its_own_that_is_reset_and_torn_down() -> None:
@@ -316,3 +304,20 @@ async def test_what_a_target_cannot_be_told_is_refused_before_anything_is_leased
 def test_it_needs_a_bus() -> None:
     with pytest.raises(ConfigError, match=r"targets\.it: provider target needs a broker"):
         build_provider("it", TargetTarget(provider="target"), ProviderContext(Path.cwd(), {}))
+
+
+async def test_a_hosted_agent_answers_and_its_steps_are_those_of_the_call() -> None:
+    def agent(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        called = {"id": "c1", "function": {"name": "tide", "arguments": '{"port": "Ostend"}'}}
+        return [
+            {"role": "assistant", "content": None, "tool_calls": [called]},
+            {"role": "tool", "tool_call_id": "c1", "content": "12:40"},
+            {"role": "assistant", "content": messages[-1]["content"].upper()},
+        ]
+
+    async with run_host(target_factory(agent, "bots:agent")) as memory:
+        answer = await answer_of(memory)
+        asked = await answer_of(memory, query="answer")
+    assert answer.text == asked.text == str(QUESTION.question).upper()
+    (tool,) = [step for step in answer.steps if step.tool == "tide"]
+    assert (tool.operation, tool.arguments, tool.result) == ("execute_tool", {"port": "Ostend"}, "12:40")

@@ -13,6 +13,7 @@ from quintain.contracts.headers import DEADLINE_HEADER, PROTOCOL_HEADER, REQUEST
 from quintain.contracts.invoke import FaultReply, Result, TokenUsage
 from quintain.contracts.ledger import Admission, AttemptOutcome, TargetCard
 from quintain.contracts.message import MAX_BODY_BYTES
+from quintain.errors import BadRequest
 from quintain.topology import DEAD_QUEUE, HEARTBEAT_QUEUE, target_queue
 from quintain_worker.providers.provider import ProviderAnswer
 from quintain_worker.target import WorkerTarget
@@ -254,6 +255,32 @@ async def test_a_worker_that_comes_first_waits_for_the_metadata_service(gated_pr
     for one in (bus, late.bus):
         await one.close()
     memory.close()
+
+
+async def test_a_worker_that_is_refused_beats_all_the_same_and_its_card_says_why(
+    ledger: FakeLedgerService, gated_provider: GatedProvider, caplog: pytest.LogCaptureFixture
+) -> None:
+    ledger.refusal = BadRequest("protocol: 99 is not spoken here")
+    bus, target_card = ledger.memory.connect(), TargetCard(name="a", provider="mock", max_concurrency=1)
+    worker = Worker(
+        bus,
+        {"a": WorkerTarget(name="a", provider=gated_provider)},
+        [target_card],
+        timings=timings(register_pause_seconds=0.01, heartbeat_seconds=0.01),
+    )
+    starting = asyncio.get_running_loop().create_task(worker.start())
+    incarnations = {(await next_item(ledger.heartbeats)).incarnation for _ in range(5)}
+    assert (worker.card().problem, worker.card().targets) == ("protocol: 99 is not spoken here", [])
+    assert not starting.done()
+    told = [message for message in caplog.messages if "99" in message]
+    assert told == ["Not registered yet: protocol: 99 is not spoken here"]
+    ledger.refusal = None
+    async with asyncio.timeout(30):
+        await starting
+    assert {(await next_item(ledger.registers)).incarnation} == incarnations
+    assert (worker.card().problem, [one.name for one in worker.card().targets]) == (None, ["a"])
+    await worker.stop(grace_seconds=0)
+    await bus.close()
 
 
 async def test_a_worker_renews_its_lease_under_one_incarnation(
