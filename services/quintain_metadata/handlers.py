@@ -13,11 +13,9 @@ from quintain.bus.base import Bus, Delivery, Envelope
 from quintain.contracts.credentials import SessionToken, same_secret
 from quintain.contracts.fleet import GetFleet, ListQuotas, QuotaList
 from quintain.contracts.headers import TOKEN_HEADER
-from quintain.contracts.ledger import CallKey, CancelBroadcast, ConversationKey, OpenChild
+from quintain.contracts.ledger import CallKey, CancelBroadcast, ConversationKey
 from quintain.contracts.message import MAX_OPERATION_BYTES, Message
-from quintain.contracts.money import picodollars, to_dollars
 from quintain.contracts.session import (
-    AGENTS,
     AmendSession,
     CallsCancelled,
     CallsReleased,
@@ -26,10 +24,8 @@ from quintain.contracts.session import (
     CloseSession,
     GetInfo,
     Info,
-    OpenSession,
     ReleaseCalls,
     ReserveCalls,
-    SessionOpened,
     SessionState,
     ShowSession,
 )
@@ -66,11 +62,10 @@ from quintain.topology import CANCEL as CANCEL_EXCHANGE
 from quintain.topology import METADATA, METADATA_QUEUE
 from quintain_metadata.admission import AdmissionQueue
 from quintain_metadata.fleet import FleetStatus
-from quintain_metadata.ledger import call_rows, calls, held, leases, sessions, targets, usage
-from quintain_metadata.ledger.lifecycle import CallState
-from quintain_metadata.ledger.session_rows import SessionRow, load_session
+from quintain_metadata.ledger import call_rows, calls, children, held, leases, sessions, targets, usage
+from quintain_metadata.ledger.session_rows import SessionRow
 from quintain_metadata.quotas import quota_rows
-from quintain_metadata.store.base import Ledger, Lookup, Moment, SqlProgram, execute, fetch_one
+from quintain_metadata.store.base import Ledger, Moment, SqlProgram
 
 log = logging.getLogger(__name__)
 
@@ -246,7 +241,7 @@ def _close(moment: Moment, _: CloseSession, session: SessionRow | None) -> SqlPr
 
 def _close_children(moment: Moment, _: CloseChildren, session: SessionRow | None) -> SqlProgram[Info]:
     parent = _require_session(session)
-    yield from _close_all(moment, (yield from sessions.open_children(moment.now, parent.id)))
+    yield from children.close_all(moment, (yield from sessions.open_children(moment.now, parent.id)))
     return (yield from sessions.info_by_id(moment.now, parent.id))
 
 
@@ -354,47 +349,3 @@ OPERATIONS_BY_KEY: dict[str, _BoundOperation] = {
     SET_QUOTA.key: _set_quota,
     SET_USER.key: _bind(SET_USER, Role.ADMINISTRATOR, lambda moment, request, _: leases.set_user(moment.now, request)),
 }
-
-
-def open_child(moment: Moment, request: OpenChild, token: SessionToken) -> SqlProgram[SessionOpened]:
-    """Open a child session of the call's session, until the call's deadline at most; an earlier one is closed.
-
-    Raises `Unauthorized` if the attempt does not run the call now, and what `sessions.open_session` raises.
-    """
-    row = yield from fetch_one(
-        "SELECT deadline, grader FROM call WHERE session_id = ? AND request_id = ? AND state = ? AND attempt_id = ?"
-        " AND incarnation = ?",
-        *(request.session_id, request.request_id, CallState.RUNNING, request.attempt_id, request.incarnation),
-    )
-    parent = yield from load_session(request.session_id)
-    remaining_seconds = 0.0 if row is None else (row[0] - moment.now) / 1000
-    if row is None or parent is None or not parent.is_usable(moment.now) or remaining_seconds <= 0:
-        raise Unauthorized
-    yield from _close_earlier(moment, request)
-    max_cost = None if request.max_cost_usd is None else parent.narrowed_cost(picodollars(request.max_cost_usd))
-    terms = OpenSession(
-        default_target=request.targets[0],
-        allowed_targets=request.targets,
-        # A limit above the parent's would be refused, and a parent with a small budget is no error.
-        max_calls=min(request.max_calls, parent.max_calls),
-        max_cost_usd=None if max_cost is None else to_dollars(max_cost),
-        expires_in_seconds=min(request.expires_in_seconds or remaining_seconds, remaining_seconds),
-        grader=row[1] or AGENTS,
-    )
-    opened = yield from sessions.open_session(moment.now, terms, token, parent)
-    yield from execute("UPDATE session SET opened_for = ? WHERE id = ?", request.request_id, opened.session_id)
-    return opened
-
-
-def _close_earlier(moment: Moment, request: OpenChild) -> SqlProgram[None]:
-    rows = yield from execute(
-        "SELECT id FROM session WHERE parent_id = ? AND opened_for = ? AND state <> ?",
-        *(request.session_id, request.request_id, SessionState.CLOSED),
-    )
-    yield from _close_all(moment, [row[0] for row in rows])
-
-
-def _close_all(moment: Moment, session_ids: list[str]) -> SqlProgram[None]:
-    yield from calls.end_family(moment, session_ids)
-    keys = [(session_id,) for session_id in session_ids]
-    yield Lookup(f"UPDATE session SET state = '{SessionState.CLOSED}' WHERE id IN (SELECT key1 FROM wanted)", keys)

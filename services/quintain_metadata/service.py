@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 import math
+import secrets
 import time
 from collections.abc import AsyncIterator
 
@@ -38,13 +39,12 @@ from quintain.topology import (
     Queue,
     target_topology,
 )
-from quintain_metadata import handlers
 from quintain_metadata.admission import AdmissionQueue
 from quintain_metadata.dead_letters import DeadLetterConsumer, poison_handler
 from quintain_metadata.fleet import FleetStatus
 from quintain_metadata.handlers import MetadataRequestHandler
 from quintain_metadata.heartbeats import HEARTBEAT_PREFETCH, HeartbeatConsumer, OwnAdmitQueue
-from quintain_metadata.ledger import calls, leases, pruning, targets
+from quintain_metadata.ledger import calls, children, leases, pruning, targets
 from quintain_metadata.ledger_queues import AdmitConsumer, SettleConsumer
 from quintain_metadata.metrics import InstrumentedLedger, MetadataMetrics, read_gauges
 from quintain_metadata.quotas.quota_admission import QuotaAdmission
@@ -191,7 +191,9 @@ class MetadataService:
     async def _answer_ledger_request(self, delivery: Delivery) -> Message:
         if delivery.routing_key == OPEN_CHILD.key:
             child = OpenChild.from_wire(delivery.body)
-            return await self._ledger.transact(lambda moment: handlers.open_child(moment, child, SessionToken.mint()))
+            # Both ids are random, and the ledger keeps only one of them.
+            token = SessionToken.of_request(child.attempt_id, delivery.correlation_id or secrets.token_hex())
+            return await self._ledger.transact(lambda moment: children.open_child(moment, child, token))
         assert delivery.routing_key == REGISTER.key, "the queue is bound to these keys only"
         registration = Register.from_wire(delivery.body)
         if registration.protocol != PROTOCOL_VERSION:

@@ -8,12 +8,13 @@ from quintain.contracts.credentials import SessionToken
 from quintain.contracts.ledger import Admission, OpenChild
 from quintain.contracts.session import AGENTS, SessionOpened, SessionState
 from quintain.errors import ForbiddenTarget, Unauthorized
-from quintain_metadata import handlers
-from quintain_metadata.ledger import audit, usage
+from quintain_metadata.ledger import audit, children, usage
 from support.ledger_driver import Driver
 
 
-async def open_child(driver: Driver, session: SessionOpened, **altered: object) -> SessionOpened:
+async def open_child(
+    driver: Driver, session: SessionOpened, *, token: SessionToken | None = None, **altered: object
+) -> SessionOpened:
     """Open the child of call r1, which attempt t1 of worker w1 runs."""
     fields = {
         "session_id": session.session_id,
@@ -25,7 +26,7 @@ async def open_child(driver: Driver, session: SessionOpened, **altered: object) 
         **altered,
     }
     request = OpenChild.model_validate(fields)
-    return await driver.transact(lambda moment: handlers.open_child(moment, request, SessionToken.mint()))
+    return await driver.transact(lambda moment: children.open_child(moment, request, token or SessionToken.mint()))
 
 
 async def running_call(driver: Driver, **fields: object) -> SessionOpened:
@@ -65,6 +66,16 @@ async def test_an_exported_call_has_the_call_whose_agent_made_it(driver: Driver)
         ("a", None, None, 1),
         ("a", AGENTS, "a", 2),
     ]
+
+
+async def test_a_request_that_is_delivered_again_has_the_same_answer_and_ends_nothing(driver: Driver) -> None:
+    session = await running_call(driver)
+    first = await open_child(driver, session, token=SessionToken.of_request("t1", "random"))
+    assert await open_child(driver, session, token=SessionToken.of_request("t1", "random")) == first
+    assert (await driver.info(first)).state is SessionState.OPEN
+    another = await open_child(driver, session, token=SessionToken.of_request("t1", "random too"))
+    assert another.session_id != first.session_id
+    assert (await driver.info(first)).state is SessionState.CLOSED
 
 
 async def test_a_call_has_one_at_a_time(driver: Driver) -> None:

@@ -52,6 +52,17 @@ class SessionToken:
         return cls(kind, token_id, head + _checksum(head))
 
     @classmethod
+    def of_request(cls, *secrets_of_request: str) -> Self:
+        """Return the token that a request opens: the same one, however often the request is delivered.
+
+        Whoever knows these texts knows the token: they must have 128 random bits at least.
+        """
+        seed = hashlib.shake_256("\n".join(secrets_of_request).encode()).digest(12 + 43)
+        text = "".join(_BASE62_DIGITS[byte % 62] for byte in seed)
+        head = f"qtn_ses_{text[:12]}_{text[12:]}_"
+        return cls("ses", text[:12], head + _checksum(head))
+
+    @classmethod
     def parse(cls, text: str | None) -> Self:
         """Parse a token and verify its checksum, without I/O. Raises `Unauthorized`, without giving a reason."""
         return cls(*_verify(text or ""))
