@@ -13,7 +13,7 @@ from quintain.programs.program import CannotStart, Program, TooMuchOutput, descr
 from quintain.runtime.concurrency import start_task
 from quintain_worker.providers.program_starts import quoted_end, read_ready
 from quintain_worker.providers.provider import Billing, OnText, ProviderAnswer, ProviderFailure
-from quintain_worker.providers.python_answers import answer_from_wire, failure_from_wire, text_from_wire
+from quintain_worker.providers.python_answers import answer_from_wire, failure_from_wire, from_wire
 
 #: The longest line that a process may write, in bytes: an answer of the largest size, and its number.
 MAX_LINE_BYTES = 33 * 1024 * 1024
@@ -93,7 +93,7 @@ class RunningProcess:
                     call.end.set_result((kind, body))
                 self._end_if_unused()
             elif call.on_text is not None and not call.end.done():
-                call.on_text(text_from_wire(body))
+                call.on_text(str(from_wire(body)))
 
     def lose(self, how: str) -> None:
         """Tell the calls that run in it that it has ended."""
@@ -124,28 +124,23 @@ class KeptProcess:
 
     def __init__(self, name: str, program: Program) -> None:
         self._name, self._program = name, program
-        self._started: asyncio.Future[RunningProcess] | None = None
+        self._process: RunningProcess | None = None
+        self._starting: asyncio.Future[RunningProcess] | None = None
         self._running: set[asyncio.Task[None]] = set()
-
-    @property
-    def process(self) -> RunningProcess | None:
-        """The process, if it is ready and takes calls."""
-        if self._started is None or not self._started.done() or self._started.cancelled():
-            return None
-        process = None if self._started.exception() is not None else self._started.result()
-        return process if process is not None and process.takes_calls else None
 
     @property
     def load(self) -> int:
         """How many calls run in it."""
-        return 0 if self.process is None else self.process.load
+        return 0 if self._process is None else self._process.load
 
     async def ready(self) -> RunningProcess:
         """Return the process once it is ready, whoever starts it. Raises `CannotStart`; `ConfigError` with a reason."""
-        if self._started is None or (self._started.done() and self.process is None):
-            self._started = asyncio.get_running_loop().create_future()
-            start_task(self._running, self._run(self._started), name=f"process of {self._name}")
-        return await asyncio.shield(self._started)
+        if self._process is not None and self._process.takes_calls:
+            return self._process
+        if self._starting is None:
+            self._starting = asyncio.get_running_loop().create_future()
+            start_task(self._running, self._run(self._starting), name=f"process of {self._name}")
+        return await asyncio.shield(self._starting)
 
     def end(self) -> None:
         """Kill it."""
@@ -154,8 +149,8 @@ class KeptProcess:
 
     async def close(self) -> None:
         """End it."""
-        if (process := self.process) is not None:
-            await process.finish()
+        if self._process is not None:
+            await self._process.finish()
         self.end()
         await asyncio.gather(*self._running, return_exceptions=True)
 
@@ -166,14 +161,14 @@ class KeptProcess:
         try:
             async with line_program(self._program, line_limit=MAX_LINE_BYTES) as program:
                 await read_ready(program, self._program)
-                process = RunningProcess(self._name, program, task.cancel)
+                self._process = process = RunningProcess(self._name, program, task.cancel)
                 started.set_result(process)
+                self._starting = None
                 try:
                     await process.read()
                 except ProgramEnded as ended:
-                    process.lose(
-                        describe_end(ended.exit_code, quoted_end(program.stderr, secrets_of(self._program.env)))
-                    )
+                    stderr = quoted_end(program.stderr, secrets_of(self._program.env))
+                    process.lose(describe_end(ended.exit_code, stderr))
                 except (TooMuchOutput, LookupError, ValueError):
                     process.lose("it wrote a line that cannot be read")
                 finally:
@@ -184,3 +179,5 @@ class KeptProcess:
             started.exception()
         finally:
             started.cancel()
+            if self._starting is started:
+                self._starting = None

@@ -19,7 +19,6 @@ _ANSWER = TypeAdapter(ProviderAnswer)
 class _Failure(BaseModel):
     """A `ProviderFailure` without the means to ask for its bill."""
 
-    fault: FaultReply
     billing: Billing
     retryable: bool
     retry_after_seconds: float | None
@@ -29,34 +28,35 @@ class _Failure(BaseModel):
     is_answered: bool
 
 
-def text_to_wire(text: str) -> bytes:
-    """Return a text as JSON on one line, whatever its characters."""
-    return json.dumps(text, ensure_ascii=False).encode("utf-8", "surrogatepass")
+_FAILURE = TypeAdapter(tuple[FaultReply, _Failure])
 
 
-def text_from_wire(body: bytes) -> str:
-    """Return the text of `text_to_wire`."""
-    text: str = json.loads(body.decode("utf-8", "surrogatepass"))
-    return text
+def to_wire(value: object) -> bytes:
+    """Return a value as JSON on one line, a text whatever its characters."""
+    return json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass")
+
+
+def from_wire(body: bytes) -> object:
+    """Return the value of `to_wire`."""
+    value: object = json.loads(body.decode("utf-8", "surrogatepass"))
+    return value
 
 
 def answer_to_wire(answer: ProviderAnswer) -> bytes:
     """Return the fields of an answer that were set, as JSON. Raises `ValueError`, which names one that cannot be."""
     fields: dict[str, object] = {}
     for field in dataclasses.fields(answer):
-        value = getattr(answer, field.name)
-        if value is field.default:
-            continue
-        try:
-            fields[field.name] = to_jsonable_python(value)
-        except (PydanticSerializationError, ValueError) as error:
-            raise ValueError(f"{field.name}: {error}") from None
-    return json.dumps(fields, ensure_ascii=False).encode("utf-8", "surrogatepass")
+        if (value := getattr(answer, field.name)) is not field.default:
+            try:
+                fields[field.name] = to_jsonable_python(value)
+            except (PydanticSerializationError, ValueError) as error:
+                raise ValueError(f"{field.name}: {error}") from None
+    return to_wire(fields)
 
 
 def answer_from_wire(body: bytes) -> ProviderAnswer:
-    """Return the answer of `answer_to_wire` or `text_to_wire`. Raises `ValueError`, which names a field of no use."""
-    fields = json.loads(body.decode("utf-8", "surrogatepass"))
+    """Return an answer of `answer_to_wire`, or the text that is one. Raises `ValueError`, which names a field."""
+    fields = from_wire(body)
     if isinstance(fields, str):
         return ProviderAnswer(text=fields)
     try:
@@ -67,29 +67,15 @@ def answer_from_wire(body: bytes) -> ProviderAnswer:
 
 def failure_to_wire(failure: ProviderFailure) -> bytes:
     """Return a failure as JSON."""
-    reply = _Failure(
-        fault=FaultReply.from_fault(failure.fault),
-        billing=failure.billing,
-        retryable=failure.retryable,
-        retry_after_seconds=failure.retry_after_seconds,
-        outcome=failure.outcome,
-        rates=failure.rates,
-        cause=failure.cause,
-        is_answered=failure.is_answered,
-    )
-    return json.dumps(to_jsonable_python(reply), ensure_ascii=False).encode("utf-8", "surrogatepass")
+    said = _Failure.model_validate(failure, from_attributes=True)
+    return to_wire(to_jsonable_python((FaultReply.from_fault(failure.fault), said)))
 
 
 def failure_from_wire(body: bytes) -> ProviderFailure:
-    """Return the failure of `failure_to_wire`. Raises `ValueError`."""
-    reply = _Failure.model_validate(json.loads(body.decode("utf-8", "surrogatepass")))
-    failure = ProviderFailure(
-        reply.fault.to_fault(),
-        reply.billing,
-        retryable=reply.retryable,
-        retry_after_seconds=reply.retry_after_seconds,
-        outcome=reply.outcome,
-        rates=reply.rates,
-    )
-    failure.cause, failure.is_answered = reply.cause, reply.is_answered
+    """Return the failure of `failure_to_wire`."""
+    fault, said = _FAILURE.validate_python(from_wire(body))
+    fields = dict(said)
+    cause, is_answered = fields.pop("cause"), fields.pop("is_answered")
+    failure = ProviderFailure(fault.to_fault(), **fields)
+    failure.cause, failure.is_answered = cause, is_answered
     return failure

@@ -139,9 +139,7 @@ class PythonProvider(SessionScopedProvider, StartedProvider):
         self, key: _Key | None, request: InvokeRequest, ends_at: float, on_text: OnText | None, kept: KeptProcess
     ) -> ProviderAnswer:
         try:
-            process = kept.process
-            if process is None:
-                process = await self._until(ends_at, kept.ready())
+            process = await self._until(ends_at, kept.ready())
         except ConfigError as error:
             raise not_ready_failure(self._name, error, secrets_of(self._program.env)) from None
         except CannotStart as error:

@@ -40,7 +40,7 @@ from quintain.contracts.message import MAX_BODY_BYTES, describe_validation_error
 from quintain.errors import ConfigError, ProviderFailed, ReplyTooLarge, TargetUnavailable
 from quintain.programs.line_wire import LineWire
 from quintain_worker.providers.provider import Billing, ProviderAnswer, ProviderFailure
-from quintain_worker.providers.python_answers import answer_to_wire, failure_to_wire, text_to_wire
+from quintain_worker.providers.python_answers import answer_to_wire, failure_to_wire, to_wire
 from quintain_worker.providers.python_function import (
     GIVEN,
     AnswerFunction,
@@ -101,7 +101,7 @@ class FunctionProcess:
         """Answer one call: return the word of its end, and the JSON."""
 
         def tell_piece(text: str) -> None:
-            self._wire.write(b"text %b %b" % (number, text_to_wire(text)))
+            self._wire.write(b"text %b %b" % (number, to_wire(text)))
 
         try:
             return b"answer", await self._call(request, tell_piece if is_streamed else None)
@@ -136,7 +136,7 @@ class FunctionProcess:
 
     def _to_wire(self, answer: object) -> bytes:
         if isinstance(answer, str):
-            return text_to_wire(answer)
+            return to_wire(answer)
         if not isinstance(answer, ProviderAnswer):
             raise self._failure(f"the function returned {type(answer).__name__}, not str or ProviderAnswer")
         try:
