@@ -17,6 +17,18 @@ from quintain.errors import BudgetExhausted, Fault, QuintainError
 #: What a target answers, or the error that each of its calls ends with.
 Answer = Callable[[InvokeRequest], Awaitable[str]] | QuintainError
 
+#: An open session of a client that is told nothing more.
+INFO = Info(
+    session_id="session",
+    target_name="a",
+    max_calls=9,
+    call_count=0,
+    available_targets=["a"],
+    token_usage=TokenUsage(),
+    state=SessionState.OPEN,
+    now=0,
+)
+
 
 async def echo(request: InvokeRequest) -> str:
     """Answers with the question."""
@@ -164,8 +176,7 @@ class FakeClient(Client):
         )
 
     def _info(self, target: str, max_calls: int, used: int, *, tokens: int = 0) -> Info:
-        return Info(
-            session_id="session",
+        return INFO.with_fields(
             target_name=target,
             max_calls=max_calls,
             call_count=used,
@@ -173,8 +184,6 @@ class FakeClient(Client):
             token_usage=TokenUsage(input=tokens),
             target_fingerprints=dict(self.fingerprints),
             different_since=self.different_since or None,
-            state=SessionState.OPEN,
-            now=0,
         )
 
 

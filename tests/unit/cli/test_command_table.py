@@ -15,7 +15,6 @@ from quintain_cli.__main__ import COMMANDS, GROUPS, LazyCommand, app, main, summ
 def test_a_command_loads_and_its_line_is_the_first_sentence_of_its_docstring(words: str) -> None:
     command = LazyCommand(words, COMMANDS[words]).load_command()
     assert command.name == words
-    assert command.help is not None
     assert " ".join(command.help.split()).startswith(summary_of(COMMANDS[words]).removesuffix("."))
 
 

@@ -7,7 +7,7 @@ import pytest
 from quintain.contracts.fleet import QuotaCut, QuotaList, QuotaState
 from quintain.contracts.fleet_figures import FleetFigures, QuotaCondition, QuotaStatus
 from quintain.contracts.quota import FailureCause, TryFailure
-from quintain.fleet.tables import fleet_tables, quota_table
+from quintain.fleet.tables import amount, duration, errors, fleet_tables, quota_table
 from quintain_cli.commands.doctor import check_services
 from quintain_metadata.fleet_model import FleetModel, FleetRows
 
@@ -125,3 +125,12 @@ def test_a_target_that_failed_once_is_no_trouble() -> None:
 
 def test_the_quotas_are_a_table_of_the_fleet() -> None:
     assert "Quotas" in [table.title for table in fleet_tables(figures_of(quota()))]
+
+
+# Values in words, as the Fleet page and `quintain status` show them.
+
+
+def test_values_in_words() -> None:
+    assert [duration(value) for value in (None, 12.4, 1500, 90_000)] == ["-", "12 ms", "1.5 s", "1.5 min"]
+    assert [amount(value) for value in (None, 9999, 12_000, 2_500_000)] == ["-", "9999", "12.0 k", "2.5 M"]
+    assert errors({"a": 1, "b": 3, "c": 2, "d": 1, "e": 1}) == "3 × b, 2 × c, 1 × a, 2 others"

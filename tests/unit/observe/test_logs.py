@@ -64,11 +64,6 @@ def test_a_line_of_text_says_it_briefly() -> None:
     assert first.endswith(words)
 
 
-def test_without_a_call_there_is_nothing_to_say() -> None:
-    [line] = lines(logs.TextFormatter(), lambda log: log.error("alone"))
-    assert line.endswith(" ERROR quintain_test alone")
-
-
 @pytest.mark.parametrize("form", [logs.TextFormatter(), logs.JsonFormatter()], ids=["text", "json"])
 def test_hostile_text_forges_no_line_and_steers_no_terminal(form: logging.Formatter) -> None:
     def write(log: logging.Logger) -> None:

@@ -12,12 +12,12 @@ import pytest
 from quintain.bus.memory import MemoryBroker
 from quintain.client.client import connect, connect_admin
 from quintain.config.loader import load_config
-from quintain.contracts.fleet import QuotaState, RegisteredTarget
+from quintain.contracts.fleet import QuotaState
 from quintain.contracts.ledger import TargetCard
 from quintain.contracts.session import OpenSession
 from quintain.errors import Fault, Throttled
 from quintain.observe.metrics import ServiceMetrics
-from quintain_metadata.metrics import MAX_QUOTAS, LedgerGauges, MetadataMetrics
+from quintain_metadata.metrics import MAX_QUOTAS, MetadataMetrics
 from quintain_metadata.service import running_metadata
 from quintain_metadata.store.opening import open_ledger_or_wait
 from quintain_worker.instrumented_provider import InstrumentedProvider
@@ -107,18 +107,6 @@ async def test_every_try_is_timed_by_how_it_ended(
         await provider.answer(None, timeout_seconds=1)  # type: ignore[arg-type]
     assert sample_value(meter, "quintain_worker_provider_seconds_count", {"target": "t", "end": end}) == 1
     assert sample_value(meter, "quintain_worker_throttled_total", {"target": "t"}) == throttled
-
-
-async def test_the_meter_shows_the_figures_it_read_last() -> None:
-    meter = MetadataMetrics()
-    assert sample_value(meter, "quintain_metadata_calls_in_doubt") == 0
-    target = RegisteredTarget(name="a", provider="mock", max_concurrency=7, running=1)
-    meter.set_gauges(LedgerGauges({"open": 2}, in_doubt=1, near_limit=1, targets=(target,)))
-    assert sample_value(meter, "quintain_metadata_sessions", {"state": "open"}) == 2
-    assert sample_value(meter, "quintain_metadata_calls_in_doubt") == 1
-    assert sample_value(meter, "quintain_metadata_sessions_nearly_spent") == 1
-    assert sample_value(meter, "quintain_metadata_target_limit", {"target": "a"}) == 7
-    assert sample_value(meter, "quintain_metadata_target_running", {"target": "a"}) == 1
 
 
 async def test_the_meter_names_so_many_quotas_at_most() -> None:

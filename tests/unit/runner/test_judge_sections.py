@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 
 import pytest
 
@@ -181,9 +180,7 @@ async def test_what_stands_in_a_section_moves_no_verdict(injection: str, place: 
     elif place == "output":
         said = hostile
     case = Case(
-        id="c1",
-        question=hostile if place == "question" else "Q",
-        expected=hostile if place == "expected" else "E",
+        id="c1", question=hostile if place == "question" else "Q", expected=hostile if place == "expected" else "E"
     )
     grader = JudgeGraderRunner(judge(judge_target="sage", max_show_characters=limit), "Is it right?")
     outcome = await run_trial(trial_of(case), grading_context(ObedientJudge(said), grader))
@@ -204,20 +201,8 @@ def test_nothing_that_was_said_or_done_stands_outside_of_the_marks(injection: st
     assert OBEYED not in outside_of(request)
 
 
-async def test_what_the_evaluation_says_itself_moves_the_verdict() -> None:
-    grader = JudgeGraderRunner(judge(judge_target="sage"), OBEYED)
-    outcome = await run_trial(trial_of(CASE), grading_context(ObedientJudge("Rome"), grader))
-    assert outcome.row.passed
-
-
 async def test_the_row_says_what_its_judge_was_not_shown() -> None:
     grader = JudgeGraderRunner(judge(judge_target="sage", max_show_characters=100), "Is it right?")
     outcome = await run_trial(trial_of(CASE), grading_context(ObedientJudge("x" * 1000), grader))
     shown = 100 - len(CASE.question or "") - len("Rome")
     assert outcome.row.graders["judge"].left_out == {"output": 1000 - shown}
-
-
-def test_the_mark_is_the_same_for_every_try_and_another_for_another_answer() -> None:
-    marks = [message_of(request_for(result=result_of(text))).partition("\n")[0] for text in ("Rome", "Rome", "Paris")]
-    assert marks[0] == marks[1] != marks[2]
-    assert all(re.fullmatch(r"data-[0-9a-f]{16}", mark) for mark in marks)

@@ -214,18 +214,6 @@ async def test_a_run_that_ends_in_the_middle_of_a_jury_asks_only_for_the_missing
     assert len(verdicts(folder)["case-0"].votes) == 3
 
 
-async def test_the_call_of_a_vote_is_the_same_whatever_other_votes_and_graders_do(tmp_path: Path) -> None:
-    ids = []
-    other: Json = {"name": "other", "builtin": "llm-judge", "prompt": "judge.md", "judge_target": "dan"}
-    for name, graders, failed in (("first", [JURY], {}), ("second", [other, JURY], {("ada", "q0"): Rejected("no")})):
-        (tmp_path / name).mkdir()
-        folder = folder_with(tmp_path / name, *graders, count=1)
-        folder.client.answer |= failed
-        await folder.run()
-        ids.append({judge: vote.request_id for judge, vote in verdicts(folder)["case-0"].votes.items()})
-    assert ids[0] == ids[1]
-
-
 async def test_a_tie_by_a_missing_vote_is_an_error_and_a_true_tie_is_tied(tmp_path: Path) -> None:
     folder = folder_with(tmp_path, {**JURY, "judge_targets": ["ada", "bob", "cyd", "dan"]}, count=2)
     for judge in ("ada", "bob"):
@@ -283,16 +271,3 @@ async def test_votes_of_another_kind_are_no_votes(tmp_path: Path, rule: str, rep
     verdict = verdicts(folder)["case-0"]
     assert [name for name, vote in verdict.votes.items() if vote.error] == ["bob"]
     assert verdict.error is not None
-
-
-async def test_many_cases_with_four_judges_and_a_jury_of_three_keep_exactly_max_calls(tmp_path: Path) -> None:
-    """Eight calls for each row: a budget of 803 buys 100 whole rows, and no call more."""
-    judges: list[Json] = [
-        {"name": f"judge-{number}", "builtin": "llm-judge", "prompt": "judge.md", "judge_target": "dan"}
-        for number in range(4)
-    ]
-    folder = folder_with(tmp_path, *judges, JURY, count=1000, max_calls=803)
-    summary = await folder.run()
-    assert (summary.exit_code, summary.total.graded, summary.total.errors) == (ExitCode.BUDGET_SPENT, 100, 0)
-    assert (summary.total.calls, folder.client.used, folder.client.reserved) == (800, 800, 0)
-    assert folder.plan.calls_left.most == 1000 * 8

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from quintain.errors import ConfigError
 from quintain.graders import Case
 from quintain_runner.plan.changes import RerunPolicy
 from quintain_runner.plan.trials import TrialSelection
-from quintain_runner.report.comparison import compare_runs
 from quintain_runner.report.run_file import open_run
 from quintain_runner.report.run_report import read_report
 from quintain_runner.report.summary import RunSummary
@@ -129,37 +127,6 @@ async def test_a_rescore_that_breaks_off_leaves_no_old_verdict_in_a_table(judged
     judged.client.answer = judged_echo
     summary = await judged.run()
     assert (judged.called(*TARGETS), summary.total.graded) == ((0, 2), 4)
-
-
-async def test_a_rescore_leaves_what_it_has_no_answer_for(judged: EvaluationFolder) -> None:
-    await judged.run(limit=3)
-    changed = [{**cases(1)[0], "question": "another question"}, *cases(4)[1:]]
-    write_evaluation(judged.path, changed, [EXACT, JUDGED])
-    summary = await rescore(judged)
-    assert (judged.called(*TARGETS), summary.total.graded, summary.total.waiting) == ((0, 2), 2, 2)
-
-
-async def test_answers_of_a_target_that_changed_since_are_graded_and_stay_marked(judged: EvaluationFolder) -> None:
-    await judged.run()
-    judged.client.fingerprints["bot"] = "another"
-    summary = await rescore(judged)
-    assert (judged.called(*TARGETS), summary.total.graded) == ((0, 4), 4)
-    assert {(row.target_fingerprint, *(row.stale or ())) for row in counted(judged)} == {
-        ("fingerprint-of-bot", "target bot changed")
-    }
-    assert read_report(judged.output).stale_rows == 4
-    await judged.run()
-    assert judged.called(*TARGETS) == (4, 4)
-
-
-async def test_a_comparison_names_graders_that_changed_and_counts_stale_rows(judged: EvaluationFolder) -> None:
-    await judged.run()
-    before = shutil.copytree(judged.output, judged.path / "before")
-    (judged.path / "prompt.md").write_text("Is it polite?")
-    judged.client.fingerprints["bot"] = "another"
-    await rescore(judged)
-    comparison = compare_runs(read_report(before), read_report(judged.output))
-    assert (comparison.changed_graders, comparison.stale_before, comparison.stale_after) == (["judged"], 0, 4)
 
 
 async def test_rows_without_content_hold_no_text_and_are_kept(judged: EvaluationFolder) -> None:

@@ -125,19 +125,6 @@ async def test_a_judge_that_always_says_first_gives_ties_and_a_position_bias(tmp
     assert (client.judged, found.position_bias.pairs, found.position_bias.share) == ([], 0, 0)
 
 
-async def test_the_order_of_the_targets_is_that_of_their_quality(tmp_path: Path) -> None:
-    folder = contest(tmp_path, Contest(), count=8)
-    await folder.run()
-    found = statistics_of(folder)
-    assert list(found.columns) == ["alpha", "beta", "gamma"]
-    assert (found.columns["alpha"].wins, found.columns["alpha"].losses) == (16, 0)
-    # Whoever never lost has a place all the same, by the prior.
-    assert 0 < found.columns["alpha"].strength < 10
-    assert all(pair.p == pytest.approx(2 / 2**8) and pair.adjusted_p == pytest.approx(6 / 2**8) for pair in found.pairs)
-    titles = [table.title for table in run_tables(read_report(folder.output))]
-    assert titles[-2:] == ["pairwise: arena", "pairs: arena"]
-
-
 async def test_a_rerun_asks_nothing_and_one_more_case_asks_only_its_comparisons(tmp_path: Path) -> None:
     client = Contest()
     folder = contest(tmp_path, client, count=2)

@@ -72,7 +72,7 @@ def test_a_target_has_a_line_with_everything_that_is_known_of_it() -> None:
     assert float(line["p95"].removesuffix("s")) == pytest.approx(2.0, rel=0.1)
 
 
-@pytest.mark.parametrize("width", range(60, 141, 3))
+@pytest.mark.parametrize("width", range(60, 141, 16))
 def test_a_narrow_terminal_has_the_columns_that_matter_most_each_in_full(width: int) -> None:
     board = progress_state(100_000, "a target · with a long name")
     board.trial_started(RowKey("1", "a target · with a long name", 1), 1)
@@ -96,14 +96,6 @@ def test_trials_that_run_for_over_a_minute_are_named_with_their_time_the_oldest_
     assert "1.8 min" in line
     assert "1 more" in line
     assert cells(board)["in flight"] == "5"
-
-
-def test_graders_have_lines_of_their_own() -> None:
-    board = progress_state(3)
-    board.add_row(row("1"))
-    board.add_row(row("2").with_fields(graders={"judge": GraderRow(error="crashed", calls=1)}))
-    (line,) = (line.split() for line in rendered_lines(board) if line.startswith("judge"))
-    assert line == ["judge", "1", "1", "1.000", "1", "2"]
 
 
 def half_done() -> ProgressState:
@@ -141,15 +133,6 @@ def test_the_budget_says_what_the_run_will_take_and_when_it_is_spent(charged: in
     (line,) = (line for line in rendered_lines(board, seconds=120) if line.startswith("budget"))
     assert told in line
     assert ("spent" in line) == ("spent" in told)
-
-
-def test_the_end_is_that_of_the_slowest_target() -> None:
-    board = progress_state(100, "fast", "slow")
-    for number in range(50):
-        board.add_row(row(str(number), target="fast"))
-    board.add_row(row("1", target="slow"))
-    (line,) = (line for line in rendered_lines(board, seconds=60) if line.startswith("ends"))
-    assert line == "ends    about 05:39 (slow)"
 
 
 def test_what_it_cost_is_shown_as_far_as_it_is_known() -> None:
@@ -257,17 +240,6 @@ def test_a_flood_of_errors_is_told_by_its_first() -> None:
     told = [line for line in stream.getvalue().splitlines() if line.startswith("error")]
     assert len(told) == 11
     assert told[-1] == "error: there are more errors; all are in the results"
-
-
-def test_the_live_table_is_gone_when_the_run_ends() -> None:
-    console, stream = terminal()
-    progress = LiveTable(console)
-    progress.start(progress_state(1))
-    # The line before the table stays.
-    lines_drawn = stream.getvalue().count("\n")
-    progress.stop()
-    after_the_last_drawing = stream.getvalue().rpartition("0/1")[2]
-    assert after_the_last_drawing.count("\x1b[2K") == lines_drawn
 
 
 def test_a_live_table_is_for_terminals_that_can_draw_one() -> None:

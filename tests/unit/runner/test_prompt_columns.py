@@ -11,7 +11,6 @@ from pathlib import Path
 from quintain.contracts.invoke import InvokeRequest
 from quintain.errors import TargetUnavailable
 from quintain_runner.engine.run_settings import ErrorPolicy
-from quintain_runner.report.comparison import compare_runs
 from quintain_runner.report.progress import ProgressState
 from quintain_runner.report.progress_display import NoProgressDisplay
 from quintain_runner.report.report_files import render_markdown, write_csv, write_junit
@@ -95,20 +94,6 @@ async def test_each_prompt_and_target_is_a_column_of_every_table(tmp_path: Path)
     assert record["configuration"]["prompts"] == ["plain", "brief"]
     assert list(record["targets"]) == list(record["statistics"]["targets"]) == COLUMNS
     assert (record["targets"]["bot · brief"]["target"], record["targets"]["bot · brief"]["prompt"]) == ("bot", "brief")
-
-
-async def test_runs_are_compared_column_by_column(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    (tmp_path / "b").mkdir()
-    before, after = World(tmp_path / "a"), World(tmp_path / "b")
-    await before.run()
-    after.brief("{{ question }}")
-    # Two prompts with one text are asked each for itself.
-    summary = await after.run()
-    assert (sum(after.asked.values()), summary.total.passed) == (16, 16)
-    compared = compare_runs(read_report(before.folder.output), read_report(after.folder.output))
-    flipped = {target.after: target.flipped for target in compared.targets}
-    assert flipped == dict(zip(COLUMNS, [0, 4, 0, 4], strict=True))
 
 
 async def test_a_parked_target_is_parked_under_every_prompt(tmp_path: Path) -> None:

@@ -104,9 +104,7 @@ def test_what_a_case_lacks_is_an_error_of_its_line(template: str) -> None:
         "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
         "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
         "{% set x %}{% for i in range(99999) %}{{ question * 1000 }}{% endfor %}{% endset %}",
-        "{{ question.__class__ }}",
-        "{{ question | attr('__class__') }}",
-        "{{ n.append(1) }}",
+        *("{{ question.__class__ }}", "{{ question | attr('__class__') }}", "{{ n.append(1) }}"),
     ],
 )
 def test_a_template_reaches_no_python_and_prints_no_more_than_a_request_holds(template: str) -> None:
@@ -155,9 +153,7 @@ def test_prompts_are_texts_mappings_and_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("prompts", "place"),
     [
-        ([], "prompts"),
-        (["{{ id | nope }}"], "prompts[0]"),
-        ([{"name": "a"}], "prompts[0]"),
+        *(([], "prompts"), (["{{ id | nope }}"], "prompts[0]"), ([{"name": "a"}], "prompts[0]")),
         ([{"user": "a", "messages": [{"role": "user", "content": "b"}]}], "prompts[0]"),
         ([{"messages": [{"role": "user", "content": "{% x %}"}]}], "prompts[0].messages[0].content"),
         ([{"name": "a", "user": "b", "label": "c"}], "unknown key 'label'"),

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import csv
+import re
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
-import xmlschema
 from rich.console import Console
 
 from quintain.contracts.session import CostUsage, UsageLine
@@ -20,65 +20,26 @@ from quintain_runner.results.bill import Bill
 from quintain_runner.results.row import Check, GraderRow, JudgeUsed, RowStatus
 from support.results_folder import errored_row, graded_row, write_results
 
-_COUNTS = "".join(
-    f'<xs:attribute name="{name}" type="xs:nonNegativeInteger" use="required"/>'
-    for name in ("tests", "failures", "errors")
-)
+#: What Ant, Jenkins and GitLab need of each element of JUnit XML. None of them publishes a schema that all hold to.
+NEEDED = {
+    "testsuites": {"tests": r"\d+", "failures": r"\d+", "errors": r"\d+"},
+    "testcase": {"name": "", "classname": "", "time": r"\d+(\.\d{1,3})?"},
+    "failure": {"type": ""},
+}
+NEEDED["error"] = NEEDED["failure"]
+NEEDED["testsuite"] = {**NEEDED["testsuites"], "name": "", "time": NEEDED["testcase"]["time"]}
+NEEDED["testsuite"]["timestamp"] = r"\d{4}(-\d\d){2}T\d\d(:\d\d){2}"
 
-_OUTCOME = """
-<xs:complexType><xs:simpleContent><xs:extension base="xs:string">
-  <xs:attribute name="type" type="xs:string" use="required"/>
-  <xs:attribute name="message" type="xs:string"/>
-</xs:extension></xs:simpleContent></xs:complexType>
-"""
 
-#: The schema of JUnit XML, as its readers describe it: Ant's ``junitreport``, Jenkins, GitLab. None of them publishes
-#: one that all hold to. This one is the narrowest reading: what Ant requires is required, a case has one outcome at
-#: most, counts are numbers, times are seconds, a time stamp has no zone.
-JUNIT = f"""<?xml version="1.0" encoding="UTF-8"?>
-<xs:schema xmlns:xs="http://www.w3.org/2001/XMLSchema">
-  <xs:simpleType name="seconds">
-    <xs:restriction base="xs:decimal"><xs:minInclusive value="0"/><xs:fractionDigits value="3"/></xs:restriction>
-  </xs:simpleType>
-  <xs:simpleType name="moment">
-    <xs:restriction base="xs:dateTime"><xs:pattern value="[0-9-]{{10}}T[0-9:]{{8}}"/></xs:restriction>
-  </xs:simpleType>
-  <xs:element name="testsuites">
-    <xs:complexType>
-      <xs:sequence><xs:element ref="testsuite" minOccurs="0" maxOccurs="unbounded"/></xs:sequence>
-      <xs:attribute name="name" type="xs:string"/>
-      <xs:attribute name="time" type="seconds"/>
-      {_COUNTS}
-    </xs:complexType>
-  </xs:element>
-  <xs:element name="testsuite">
-    <xs:complexType>
-      <xs:sequence><xs:element ref="testcase" minOccurs="0" maxOccurs="unbounded"/></xs:sequence>
-      <xs:attribute name="name" type="xs:string" use="required"/>
-      <xs:attribute name="timestamp" type="moment" use="required"/>
-      <xs:attribute name="time" type="seconds" use="required"/>
-      <xs:attribute name="skipped" type="xs:nonNegativeInteger"/>
-      {_COUNTS}
-    </xs:complexType>
-  </xs:element>
-  <xs:element name="testcase">
-    <xs:complexType>
-      <xs:sequence>
-        <xs:choice minOccurs="0">
-          <xs:element name="skipped"/>
-          <xs:element name="error">{_OUTCOME}</xs:element>
-          <xs:element name="failure">{_OUTCOME}</xs:element>
-        </xs:choice>
-        <xs:element name="system-out" type="xs:string" minOccurs="0"/>
-        <xs:element name="system-err" type="xs:string" minOccurs="0"/>
-      </xs:sequence>
-      <xs:attribute name="name" type="xs:string" use="required"/>
-      <xs:attribute name="classname" type="xs:string" use="required"/>
-      <xs:attribute name="time" type="seconds" use="required"/>
-    </xs:complexType>
-  </xs:element>
-</xs:schema>
-"""
+def junit_of(path: Path) -> ET.Element:
+    """The root of the file, whose elements have what they need, and whose cases have one outcome at most."""
+    root = ET.parse(path).getroot()
+    for element in root.iter():
+        for name, pattern in NEEDED[element.tag].items():
+            assert re.fullmatch(pattern or r"(?s).+", element.attrib[name]), (element.tag, name)
+        assert element.tag != "testcase" or len(element) <= 1
+    return root
+
 
 COMMAND = "quintain run eval.yaml"
 HOSTILE = "\x1b[31m<b>&]]>\x00\x0b\ufffe\x9b2J |`[x](javascript:1)"
@@ -115,8 +76,7 @@ def test_a_table_that_is_wider_than_the_terminal_is_several_and_breaks_no_word()
 
 def test_junit_has_a_suite_per_target_and_a_case_per_row(tmp_path: Path) -> None:
     write_junit(tmp_path / "junit.xml", two_targets(tmp_path / "run"))
-    xmlschema.XMLSchema(JUNIT).validate(str(tmp_path / "junit.xml"))
-    root = ET.parse(tmp_path / "junit.xml").getroot()
+    root = junit_of(tmp_path / "junit.xml")
     assert root.attrib == {"name": "eval", "tests": "8", "failures": "1", "errors": "2"}
     bot, other = root
     assert (bot.get("name"), bot.get("tests"), bot.get("failures"), bot.get("errors")) == ("eval.bot", "4", "1", "2")
@@ -133,7 +93,6 @@ def test_junit_has_a_suite_per_target_and_a_case_per_row(tmp_path: Path) -> None
 def test_junit_names_the_repeat_and_leaves_superseded_rows_out(tmp_path: Path) -> None:
     rows = [errored_row("1"), graded_row("1", 1.0), graded_row("1", 1.0, repeat=2), graded_row("1", 1.0, repeat=3)]
     write_junit(tmp_path / "junit.xml", write_results(tmp_path / "run", rows, repeats=2))
-    xmlschema.XMLSchema(JUNIT).validate(str(tmp_path / "junit.xml"))
     (suite,) = ET.parse(tmp_path / "junit.xml").getroot()
     assert [(case.get("name"), len(case)) for case in suite] == [("1", 0), ("1 #2", 0)]
     assert suite.get("tests") == "2"
@@ -144,7 +103,7 @@ def test_what_models_wrote_spoils_no_file(tmp_path: Path) -> None:
     rows = [graded_row(HOSTILE, 0.0, output=HOSTILE).with_fields(graders=judged), graded_row("2", 1.0)]
     report = write_results(tmp_path / "run", rows)
     write_junit(tmp_path / "junit.xml", report)
-    xmlschema.XMLSchema(JUNIT).validate(str(tmp_path / "junit.xml"))
+    assert junit_of(tmp_path / "junit.xml").get("tests") == "2"
     write_csv(tmp_path / "rows.csv", report)
     write_markdown(tmp_path / "page.md", report, COMMAND)
     for name in ("junit.xml", "rows.csv", "page.md"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -9,15 +10,14 @@ from pathlib import Path
 import pytest
 
 from quintain.contracts.invoke import InvokeRequest
+from quintain.errors import ReplyExpired
 from quintain_runner.engine.run_settings import ErrorPolicy
 from quintain_runner.plan.changes import RerunPolicy
 from quintain_runner.report.report_files import write_csv, write_junit
 from quintain_runner.report.run_report import read_report
 from quintain_runner.report.summary import ExitCode
 from quintain_runner.report.tables import run_tables
-from quintain_runner.results.row import RowStatus
-from quintain_runner.statistics.analysis import analyse
-from quintain_runner.statistics.frame import build_frames
+from quintain_runner.results.store import all_current_rows
 from support.evaluations import (
     EXACT,
     JUDGED,
@@ -53,15 +53,16 @@ def world(tmp_path: Path) -> World:
     (tmp_path / "prompt.md").write_text("Is it right?")
     (tmp_path / "rules.txt").write_text("first rules")
     (tmp_path / "helper.py").write_text("")
-    script: Json = {
-        "name": "script",
-        "command": write_script(tmp_path, "script.py", PASSES),
-        "judge_target": "judge",
-        "depends_on": ["rules.txt"],
-    }
-    world = World(tmp_path, FakeClient(judged_echo, targets=TARGETS), graders=[EXACT, JUDGED, script])
+    world = World(tmp_path, FakeClient(judged_echo, targets=TARGETS), graders=[EXACT, JUDGED])
     world.write()
     return world
+
+
+def add_script(world: World) -> None:
+    """Grade with a program as well, which takes a process for each case."""
+    command = write_script(world.path, "script.py", PASSES)
+    world.graders.append({"name": "script", "command": command, "depends_on": ["rules.txt"]})
+    world.write()
 
 
 #: What may change between two commands; then rows kept, graded again, asked again, new, left out; calls of the target
@@ -96,6 +97,8 @@ def change(world: World, what: str) -> None:
 @pytest.mark.parametrize("what", CHANGES)
 async def test_the_same_command_again_does_exactly_what_changed(world: World, what: str) -> None:
     _, planned, calls = CHANGES[what]
+    if what in {"script", "dependency", "import"}:
+        add_script(world)
     await world.run()
     assert world.called(*TARGETS) == (4, 4)
     change(world, what)
@@ -126,21 +129,6 @@ async def test_a_function_runs_again_when_what_its_module_imports_changes(world:
     assert world.called("bot") == (0,)
 
 
-async def test_the_new_answers_and_verdicts_replace_the_old_ones(world: World) -> None:
-    await world.run()
-    change(world, "target")
-    change(world, "dependency")
-
-    async def new_model(request: InvokeRequest) -> str:
-        return '{"pass": false}' if request.target == "judge" else "new answer"
-
-    world.client.answer = new_model
-    await world.run()
-    for row in world.rows():
-        told = (row.output, row.graders["judged"].passed, row.graders["script"].reason, row.tries, row.calls)
-        assert told == ("new answer", False, "second rules", 2, 4)
-
-
 async def test_a_plan_is_told_in_words_and_the_record_keeps_what_each_command_did(world: World) -> None:
     await world.run()
     for what in ("expected", "question", "a new case"):
@@ -166,19 +154,6 @@ async def test_a_plan_is_told_in_words_and_the_record_keeps_what_each_command_di
     assert record["fingerprints"]["targets"] == {"bot": "another", "judge": "fingerprint-of-judge"}
 
 
-async def test_rows_whose_target_changed_are_in_no_table_before_they_are_asked_again(world: World) -> None:
-    await world.run()
-    change(world, "target")
-    world.client.max_calls = world.client.used + 2
-    world.concurrency = 1
-    summary = await world.run()
-    assert (summary.total.graded, summary.total.waiting + summary.total.errors) == (1, 3)
-    counted = [row for row in read_report(world.output).rows() if row.status is RowStatus.GRADED]
-    assert {row.fingerprints.target for row in counted} == {"another"}
-    report = read_report(world.output)
-    assert report.analysis == analyse(build_frames(counted, ["bot"]))
-
-
 async def test_keep_stale_keeps_the_rows_and_marks_them(world: World) -> None:
     await world.run()
     change(world, "target")
@@ -199,16 +174,6 @@ async def test_keep_stale_keeps_the_rows_and_marks_them(world: World) -> None:
     assert read_report(world.output).stale_rows == 0
     assert world.called(*TARGETS) == (4, 4)
     assert [row.stale for row in world.rows()] == [None] * 4
-
-
-async def test_a_change_that_is_taken_back_keeps_the_rows_as_they_were(world: World) -> None:
-    await world.run()
-    before = {row.key: row for row in world.rows()}
-    change(world, "target")
-    await world.run(rerun_policy=RerunPolicy(keep_stale=True))
-    world.client.fingerprints["bot"] = "fingerprint-of-bot"
-    await world.run()
-    assert (world.asked, {row.key: row for row in world.rows()}) == ([], before)
 
 
 async def test_answers_and_verdicts_of_another_configuration_are_none_and_a_few_park_the_target(world: World) -> None:
@@ -241,6 +206,7 @@ async def test_a_target_whose_workers_report_no_fingerprint_is_named(world: Worl
 
 
 async def test_rows_of_a_grader_that_cannot_be_run_any_more_are_kept_and_marked(world: World) -> None:
+    add_script(world)
     await world.run()
     before = {row.case_id: row.graders for row in world.rows()}
     change(world, "a new case")
@@ -258,29 +224,9 @@ async def test_rows_of_a_grader_that_cannot_be_run_any_more_are_kept_and_marked(
     assert (report.summary.unavailable_graders, report.summary.exit_code) == ({"script": "no program"}, 1)
     write_script(world.path, "script.py", PASSES)
     summary = await world.run()
-    assert (*world.called("bot"), summary.total.graded, summary.total.stale, summary.exit_code) == (
-        1,
-        5,
-        0,
-        ExitCode.PASSED,
-    )
+    totals = summary.total
+    assert (*world.called("bot"), totals.graded, totals.stale, summary.exit_code) == (1, 5, 0, ExitCode.PASSED)
     assert {row.case_id: row.graders for row in world.rows() if row.case_id in before} == before
-
-
-async def test_the_forecast_of_a_spent_budget_counts_what_is_left_to_do(world: World) -> None:
-    world.graders.pop()
-    world.write()
-    await world.run()
-    change(world, "prompt")
-    world.client.max_calls = world.client.used + 2
-    world.concurrency = 1
-    summary = await world.run()
-    assert (world.plan.calls_left.answers, world.plan.calls_left.most, *world.called("judge")) == (0, 4, 2)
-    assert (summary.exit_code, summary.total.calls_left) == (ExitCode.BUDGET_SPENT, 2)
-    assert read_report(world.output).summary.total.calls_left == 2
-    world.client.max_calls += summary.total.calls_left
-    summary = await world.run()
-    assert (summary.exit_code, *world.called(*TARGETS)) == (ExitCode.PASSED, 0, 2)
 
 
 async def test_a_run_warns_of_workers_that_serve_its_targets_differently(world: World) -> None:
@@ -291,3 +237,79 @@ async def test_a_run_warns_of_workers_that_serve_its_targets_differently(world: 
     assert world.record["differentSeconds"] == {"bot": 90.0}
     world.client.different_since.clear()
     assert not (await world.run()).different_seconds
+
+
+# The same command after one that was cut off at any write of the results, or whose answers the ledger has deleted.
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> EvaluationFolder:
+    write_evaluation(tmp_path, cases(3), [EXACT, JUDGED])
+    (tmp_path / "prompt.md").write_text("first")
+    return EvaluationFolder(tmp_path, FakeClient(judged_echo, targets=("bot", "judge")), concurrency=1)
+
+
+async def test_a_re_grading_that_is_cut_off_at_any_write_leaves_true_rows(folder: EvaluationFolder) -> None:
+    results = folder.output / "results.jsonl"
+    await folder.run()
+    before = results.stat().st_size
+    (folder.path / "prompt.md").write_text("second")
+
+    async def fail_at_the_last(request: InvokeRequest) -> str:
+        if request.eval_case_id == "case-2":
+            raise RuntimeError("the run ends here")
+        return await judged_echo(request)
+
+    folder.client.answer = fail_at_the_last
+    with pytest.raises(RuntimeError, match="the run ends here"):
+        await folder.run()
+    folder.client.answer = judged_echo
+    written = results.read_bytes()
+    ends = [at + 1 for at in range(before - 1, len(written)) if written[at : at + 1] == b"\n"]
+    assert len(ends) == 6, "the end of the first run, three marks, and two rows"
+    for end in sorted({*ends, *(end - 40 for end in ends[1:])}):
+        results.write_bytes(written[:end])
+        marked = end >= ends[3]
+        rows = {row.case_id: row for row in all_current_rows(folder.output)}
+        assert len(rows) == 3
+        for row in rows.values():
+            # Before the last mark is written nobody was asked; after it no old verdict counts.
+            assert row.graders["judged"].reason == "first" or row.counts
+            assert not (marked and row.counts and row.graders["judged"].reason == "first")
+        asked = len([one for one in folder.client.requests if one.target == "bot"])
+        summary = await folder.run()
+        assert (summary.total.graded, summary.total.errors) == (3, 0)
+        assert {row.graders["judged"].reason for row in read_report(folder.output).rows()} == {"second"}
+        assert asked == len([one for one in folder.client.requests if one.target == "bot"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("target", "tries", "calls", "judge_calls", "calls_without_row"), [("bot", 2, 3, 1, 3), ("judge", 1, 3, 2, 0)]
+)
+async def test_an_answer_that_the_ledger_has_deleted_is_asked_again_and_counted(
+    folder: EvaluationFolder, target: str, tries: int, calls: int, judge_calls: int, calls_without_row: int
+) -> None:
+    await folder.run()
+    (folder.output / "results.jsonl").unlink()
+    for request, request_id in zip(folder.client.requests, folder.client.request_ids, strict=True):
+        if request.target == target:
+            folder.client._outcomes[request_id] = ReplyExpired()
+    summary = await folder.run()
+    assert (summary.total.graded, summary.total.errors) == (3, 0)
+    # Of a new try the verdict is another call too; the first one is in no row.
+    assert summary.total.calls_without_row == calls_without_row
+    found = [(row.tries, row.calls, row.graders["judged"].calls) for row in folder.rows()]
+    assert found == [(tries, calls, judge_calls)] * 3
+    asked = len(folder.client.requests)
+    await folder.run()
+    assert len(folder.client.requests) == asked
+
+
+async def test_a_file_whose_clock_went_back_is_a_changed_file(folder: EvaluationFolder) -> None:
+    prompt = folder.path / "prompt.md"
+    await folder.run()
+    status = prompt.stat()
+    prompt.write_text("third")
+    os.utime(prompt, ns=(status.st_atime_ns, status.st_mtime_ns - 3_600_000_000_000))
+    await folder.run()
+    assert {row.graders["judged"].reason for row in folder.rows()} == {"third"}

@@ -116,13 +116,6 @@ def test_the_cache_saved_what_it_read_cheaper_less_what_writing_cost(usage: dict
     assert found.saved(TokenUsage(input=1_000_000, output=5, **usage)) == Decimal(saved)
 
 
-def test_a_configured_price_has_all_kinds_of_tokens() -> None:
-    price = {"input_per_million": 1, "output_per_million": 4}
-    price |= {"cached_input_per_million": 0.5, "cache_write_per_million": 2}
-    found = target_price(MockTarget.model_validate({"provider": "mock", "price": price}))
-    assert found.of(TokenUsage(input=1_000_000, output=250_000, cached=400_000, cache_write=100_000)) == Decimal("1.9")
-
-
 def test_a_bill_is_the_sum_of_its_lines_in_each_division() -> None:
     lines = [
         line("bot", 2, spent_usd=2.0),
@@ -174,25 +167,6 @@ def test_a_run_says_what_caches_saved(used: dict[str, int], saved: float, told: 
     assert bill.cache_saved_usd == saved
     assert told in str(cost_line(bill))
     assert Bill.of([cached]).cache_saved_usd is None
-
-
-SPENT = line("bot", 1, spent_usd=1.0)
-
-
-@pytest.mark.parametrize(
-    ("bill", "told"),
-    [
-        (
-            Bill.of([line("bot", 1, spent_usd=1.0), line("judge", 1, unknown=1)]),
-            "cost ≥ $1.00: bot $1.00, judge unknown",
-        ),
-        (Bill.of([line("bot", 1, spent_usd=1.0)], is_complete=False), "cost ≥ $1.00: bot $1.00"),
-        (Bill.of([line("bot", 1, unknown=1)]), None),
-        (None, None),
-    ],
-)
-def test_a_cost_that_is_not_all_known_is_told_as_the_least(bill: Bill | None, told: str | None) -> None:
-    assert cost_line(bill) == told
 
 
 def test_requests_are_told_where_they_are_not_the_calls() -> None:

@@ -11,19 +11,16 @@ import pytest
 from rich.console import Console
 
 from quintain.contracts.invoke import InvokeRequest
-from quintain.errors import FAULTS, Fault, ProviderError, ProviderFailed, Rejected, TargetUnavailable, TimedOut
+from quintain.errors import FAULTS, Fault, ProviderFailed, Rejected, TargetUnavailable, TimedOut
 from quintain_runner.engine.run_settings import ErrorPolicy
 from quintain_runner.engine.scheduler import ErrorLimit, StartGate
 from quintain_runner.report.progress_display import Lines
-from quintain_runner.report.report_files import render_markdown
-from quintain_runner.report.run_report import read_report
-from quintain_runner.report.summary import ExitCode, ParkedTarget, exit_line, parked_target_notes
+from quintain_runner.report.summary import ExitCode
 from quintain_runner.results.row import RowStatus
 from support.evaluations import EXACT, JUDGED, EvaluationFolder, cases, write_evaluation
 from support.fake_client import FakeClient, echo
 
 REFUSED = "openai refused the credentials, the model or the quota (ModelHTTPError, HTTP 401)"
-COMMAND = "quintain run eval.yaml"
 
 #: How a trial's call of its target ended, a character each: answer, provider error, refused request, timeout;
 #: c is an answer of another configuration.
@@ -48,31 +45,14 @@ def parked_at(endings: str, policy: ErrorPolicy) -> int | None:
 @pytest.mark.parametrize(
     ("endings", "max_errors", "parked"),
     [
-        ("E" * 19, 20, None),
-        ("ccc", 20, 3),
-        ("cc", 2, 2),
-        ("cc.cc.", 20, None),
-        ("ctcc", 20, 4),
-        ("c" * 60, 0, None),
-        ("E" * 20, 20, 20),
+        *(("E" * 19, 20, None), ("ccc", 20, 3), ("cc", 2, 2), ("cc.cc.", 20, None), ("ctcc", 20, 4)),
+        *(("c" * 60, 0, None), ("E" * 20, 20, 20)),
         ("E" * 19 + "." + "E" * 19, 20, None),
         ("E" * 19 + "r" + "E" * 19, 20, None),
-        ("E" * 19 + "t" + "E", 20, 21),
-        ("E." * 24, 20, None),
-        ("E." * 25, 20, 50),
-        ("....E" * 10, 20, 50),
-        ("." * 10 + "....E" * 8, 20, None),
-        ("." * 41 + "E" * 9, 20, None),
-        ("." * 41 + "E" * 12, 20, 52),
-        ("t" * 500, 20, None),
-        ("r" * 500, 20, None),
-        ("EE", 1, 1),
-        (".EE.EEE", 3, 7),
-        ("E" * 49, 1000, None),
-        ("E" * 50, 1000, 50),
-        (".....E" * 20, 20, None),
-        ("...E" * 20, 20, 50),
-        ("E" * 500, 0, None),
+        *(("E" * 19 + "t" + "E", 20, 21), ("E." * 24, 20, None), ("E." * 25, 20, 50), ("....E" * 10, 20, 50)),
+        *(("." * 10 + "....E" * 8, 20, None), ("." * 41 + "E" * 9, 20, None), ("." * 41 + "E" * 12, 20, 52)),
+        *(("t" * 500, 20, None), ("r" * 500, 20, None), ("EE", 1, 1), (".EE.EEE", 3, 7), ("E" * 49, 1000, None)),
+        *(("E" * 50, 1000, 50), (".....E" * 20, 20, None), ("...E" * 20, 20, 50), ("E" * 500, 0, None)),
     ],
 )
 def test_a_target_is_parked_by_errors_in_a_row_or_their_share(
@@ -94,26 +74,6 @@ def test_only_what_the_endpoint_answered_starts_the_count_again(code: str) -> No
     for fault in (TargetUnavailable(), FAULTS[code](), TargetUnavailable()):
         limit.record("bot", fault)
     assert limit.may_begin("bot") == (code in {"rejected", "reply_too_large"})
-
-
-def test_each_target_is_counted_by_itself() -> None:
-    limit = ErrorLimit(ErrorPolicy(max_errors=2))
-    for target in ("bot", "other", "bot"):
-        limit.record(target, TargetUnavailable(REFUSED))
-    assert (limit.may_begin("bot"), limit.may_begin("other")) == (False, True)
-    reason = ParkedTarget(reason="2 errors in a row", code="target_unavailable", error=REFUSED)
-    assert limit.parked_targets == {"bot": reason}
-    # A refused credential parks its target at the first, unless nothing is to be parked.
-    refused = TargetUnavailable(REFUSED)
-    refused.provider_error = ProviderError(status=401)
-    for most, is_parked in ((20, True), (0, False)):
-        limit_of_one = ErrorLimit(ErrorPolicy(max_errors=most))
-        limit_of_one.record("bot", refused)
-        assert (list(limit_of_one.parked_targets) == ["bot"]) is is_parked
-    # What was under way then changes nothing of the reason.
-    for fault in (None, ProviderFailed("later", charged=True)):
-        limit.record("bot", fault)
-    assert limit.parked_targets == {"bot": reason}
 
 
 @pytest.mark.parametrize("max_errors", [0, 20])
@@ -168,24 +128,6 @@ async def test_graders_that_fail_park_nobody(tmp_path: Path) -> None:
     folder = EvaluationFolder(tmp_path, FakeClient(targets=("bot", "judge")))
     summary = await folder.run(error_policy=ErrorPolicy(max_errors=1, fail_fast=True))
     assert (summary.total.errors, summary.parked_targets) == (6, {})
-
-
-async def test_the_record_the_report_and_the_last_lines_say_why(tmp_path: Path) -> None:
-    folder = prepared(tmp_path, 100, refusing("bot"))
-    summary = await folder.run()
-    wire = {"bot": {"reason": "20 errors in a row", "code": "target_unavailable", "error": REFUSED}}
-    assert json.loads((folder.output / "run.json").read_text())["parkedTargets"] == wire
-    from_folder = read_report(folder.output)
-    assert from_folder.summary.parked_targets == summary.parked_targets
-    note = f"parked bot after 20 errors in a row; the last: target_unavailable: {REFUSED}"
-    assert parked_target_notes(from_folder.summary) == [note]
-    assert note in render_markdown(from_folder, COMMAND)
-    total = summary.total
-    assert exit_line(summary, COMMAND) == (
-        f'exit 1: bot is parked after 20 errors in a row ("{REFUSED}"), {total.waiting} trials wait and '
-        f"{total.errors} erred, and every row so far is kept. When the endpoint works again, the same command goes on: "
-        f"{COMMAND}"
-    )
 
 
 async def entered(gate: StartGate, count: int) -> int:

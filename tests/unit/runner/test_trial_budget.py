@@ -10,11 +10,11 @@ import pytest
 
 from quintain.contracts.invoke import InvokeRequest
 from quintain.contracts.session import Info
-from quintain.errors import ConfigError, TargetUnavailable
+from quintain.errors import ConfigError
 from quintain_runner.engine import trial_budget as budget_module
 from quintain_runner.report.summary import ExitCode
 from support.evaluations import JUDGED, EvaluationFolder, cases, judged_echo, write_evaluation, write_script
-from support.fake_client import FakeClient, echo
+from support.fake_client import FakeClient
 
 
 class SpendingClient(FakeClient):
@@ -43,18 +43,6 @@ async def test_thirty_calls_for_a_hundred_and_twenty_trials_with_a_judge_are_fif
     assert (summary.exit_code, summary.total.graded, summary.total.calls) == (ExitCode.PASSED, 120, 240)
 
 
-async def test_calls_that_were_not_charged_go_to_the_next_trials(tmp_path: Path) -> None:
-    async def flawed(request: InvokeRequest) -> str:
-        if request.question in {f"q{number}" for number in range(10)}:
-            raise TargetUnavailable("down")
-        return await judged_echo(request)
-
-    folder = judged(tmp_path, 30, 20)
-    folder.client.answer = flawed
-    summary = await folder.run()
-    assert (summary.total.errors, summary.total.graded, summary.total.calls) == (10, 10, 20)
-
-
 async def test_with_enough_for_everything_nothing_is_reserved(tmp_path: Path) -> None:
     folder = judged(tmp_path, 5, 10)
     reserved: list[Sequence[str]] = []
@@ -70,14 +58,6 @@ async def test_with_enough_for_everything_nothing_is_reserved(tmp_path: Path) ->
     http = judged(tmp_path / "http", 5, 4)
     http.client.reserve_ids = refuse
     assert ((await http.run()).total.calls, reserved == []) == (4, False)
-
-
-async def test_verdicts_that_cannot_be_read_are_no_lack_of_budget(tmp_path: Path) -> None:
-    folder = judged(tmp_path, 5, 10)
-    folder.client.answer = echo
-    summary = await folder.run()
-    assert (summary.exit_code, summary.total.calls, summary.total.errors) == (ExitCode.ERRORS, 10, 5)
-    assert {row.error.code for row in folder.rows() if row.error} == {"grader_failed"}
 
 
 async def test_a_reservation_is_renewed_while_the_trial_lasts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,9 +17,9 @@ from quintain.client.sessions import MAX_SESSIONS, DefaultTargets
 from quintain.contracts.credentials import SessionToken
 from quintain.contracts.group import INVOKE_GROUP_TYPE
 from quintain.contracts.headers import CHUNK_TYPE, DEADLINE_HEADER, PROOF_HEADER, REQUEST_ID_HEADER, TOKEN_HEADER
-from quintain.contracts.invoke import Chunk, InvokeRequest, OutputMessage, Result, TokenUsage
+from quintain.contracts.invoke import Chunk, InvokeRequest, OutputMessage, Result
 from quintain.contracts.message import Message
-from quintain.contracts.session import Info, SessionState
+from quintain.contracts.session import Info
 from quintain.errors import (
     BudgetUnavailable,
     Cancelled,
@@ -34,21 +34,8 @@ from quintain.rpc.groups import split_group
 from quintain.rpc.requests import RpcClient
 from quintain.rpc.server import delivery_credential, send_reply
 from quintain.topology import METADATA_QUEUE, METADATA_TOPOLOGY, REPLY, UNROUTED_QUEUE, target_queue, target_topology
+from support.fake_client import INFO
 from support.skipped_time import skip_waits
-
-
-def info(session_id: str, target: str, group_slots: dict[str, int] | None = None) -> Info:
-    return Info(
-        session_id=session_id,
-        target_name=target,
-        max_calls=9,
-        call_count=0,
-        available_targets=[target],
-        token_usage=TokenUsage(),
-        state=SessionState.OPEN,
-        now=5_000_000,
-        group_slots=group_slots,
-    )
 
 
 def answer(target: str) -> Result:
@@ -90,7 +77,9 @@ class RecordingFleet:
     async def on_operation(self, delivery: Delivery) -> None:
         self.arrived.append(delivery.routing_key)
         await delivery.ack()
-        reply = self.default if isinstance(self.default, Fault) else info(self.token.id, self.default, self.group_slots)
+        known = {"session_id": self.token.id, "group_slots": self.group_slots}
+        named = {"target_name": self.default, "available_targets": [self.default]}
+        reply = self.default if isinstance(self.default, Fault) else INFO.with_fields(**known, **named)
         await send_reply(self.bus, delivery, reply)
 
 
@@ -167,12 +156,6 @@ async def test_a_request_id_that_another_target_had_is_left_to_the_metadata_serv
     assert (result.target, fleet.arrived) == ("b", ["info", "a", "(none)"])
 
 
-async def test_without_information_the_call_goes_to_the_metadata_service(fleet: RecordingFleet) -> None:
-    fleet.default = Unauthorized()
-    await fleet.client.invoke("x")
-    assert fleet.arrived == ["info", "(none)"]
-
-
 @pytest.mark.parametrize("fields", [{"target": ""}, {"target": "a.#"}, {"provider": "*"}])
 async def test_a_name_that_no_target_can_have_is_not_the_default(fleet: RecordingFleet, fields: dict[str, str]) -> None:
     await fleet.client.send(InvokeRequest.model_validate({"question": "x", **fields}))
@@ -181,11 +164,11 @@ async def test_a_name_that_no_target_can_have_is_not_the_default(fleet: Recordin
 
 async def test_so_many_sessions_are_kept_and_no_more() -> None:
     async def ask_again() -> Info:
-        return info("0", "again")
+        return INFO.with_fields(session_id="0", target_name="again")
 
     targets = DefaultTargets()
     for number in range(MAX_SESSIONS + 1):
-        targets.note(info(str(number), "a"))
+        targets.note(INFO.with_fields(session_id=str(number)))
     assert await targets.resolve("0", ask_again) == "again"
     assert await targets.resolve(str(MAX_SESSIONS), ask_again) == "a"
 

@@ -208,7 +208,7 @@ def test_twice_as_many_pieces_are_twice_the_work(source: ApiName, target: ApiNam
         assert rest
         return done
 
-    assert work_for(2_000) <= 2.1 * work_for(1_000)
+    assert work_for(400) <= 2.1 * work_for(200)
 
 
 @pytest.mark.parametrize(("source", "target"), PAIRS)

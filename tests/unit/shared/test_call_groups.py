@@ -16,38 +16,18 @@ from quintain.client.sessions import CallGroups
 from quintain.client.transport import OnChunk
 from quintain.contracts.credentials import SessionToken
 from quintain.contracts.group import INVOKE_GROUP_TYPE
-from quintain.contracts.invoke import InvokeRequest, OutputMessage, Result, TokenUsage
-from quintain.contracts.session import Info, SessionState
+from quintain.contracts.invoke import InvokeRequest, OutputMessage, Result
 from quintain.errors import BadRequest
 from quintain.rpc.groups import split_group
 from quintain.rpc.requests import RpcClient
 from quintain.rpc.server import send_reply
 from quintain.timings import Clock
 from quintain.topology import target_queue, target_topology
-
-
-def info(**slots: int) -> Info:
-    return Info(
-        session_id="s",
-        target_name="a",
-        max_calls=100,
-        call_count=0,
-        available_targets=["a"],
-        token_usage=TokenUsage(input=0, output=0),
-        state=SessionState.OPEN,
-        group_slots=slots or None,
-        now=0,
-    )
+from support.fake_client import INFO
 
 
 def result(text: str, duration_ms: float = 1.0) -> Result:
-    return Result(
-        output=[OutputMessage(content=text)],
-        target="a",
-        call_count=1,
-        max_calls=9,
-        duration_ms=duration_ms,
-    )
+    return Result(output=[OutputMessage(content=text)], target="a", call_count=1, max_calls=9, duration_ms=duration_ms)
 
 
 class StillClock(Clock):
@@ -108,20 +88,20 @@ async def test_no_call_shares_a_message_before_info_allows_it(one: OneTarget) ->
 
 
 async def test_calls_made_together_share_a_message_and_each_gets_its_own_answer(one: OneTarget) -> None:
-    one.groups.learn(info(a=64))
+    one.groups.learn(INFO.with_fields(group_slots={"a": 64}))
     results = await asyncio.gather(*one.ask("x", "y", "z"))
     assert [one.raw_text for one in results] == ["x", "y", "z"]
     assert one.messages == [["x", "y", "z"]]
 
 
 async def test_a_group_has_no_more_calls_than_its_size(one: OneTarget) -> None:
-    one.groups.learn(info(a=16))
+    one.groups.learn(INFO.with_fields(group_slots={"a": 16}))
     await asyncio.gather(*one.ask("1", "2", "3", "4", "5"))
     assert one.messages == [["1", "2"], ["3", "4"], ["5"]]
 
 
 async def test_calls_share_a_message_with_those_that_want_the_same_messages_besides_the_reply(one: OneTarget) -> None:
-    one.groups.learn(info(a=64))
+    one.groups.learn(INFO.with_fields(group_slots={"a": 64}))
     on_chunk: OnChunk = print
     streamed = [
         one.client.send(InvokeRequest(question=name, target="a"), on_chunk=on_chunk) for name in ("first", "second")
@@ -130,15 +110,8 @@ async def test_calls_share_a_message_with_those_that_want_the_same_messages_besi
     assert sorted(one.messages) == [["first", "second"], ["x", "y"]]
 
 
-async def test_calls_of_other_deadlines_go_in_other_messages(one: OneTarget) -> None:
-    one.groups.learn(info(a=64))
-    request = InvokeRequest(question="soon", target="a")
-    await asyncio.gather(one.client.send(request, deadline_seconds=5), *one.ask("x", "y"))
-    assert sorted(one.messages) == [["soon"], ["x", "y"]]
-
-
 async def test_large_calls_do_not_exceed_the_bytes_of_a_group(one: OneTarget) -> None:
-    one.groups.learn(info(a=64))
+    one.groups.learn(INFO.with_fields(group_slots={"a": 64}))
     large = ["x" * 100_000, "y" * 100_000, "z" * 100_000]
     await asyncio.gather(*one.ask(*large))
     assert one.messages == [large[:2], large[2:]]
@@ -147,7 +120,7 @@ async def test_large_calls_do_not_exceed_the_bytes_of_a_group(one: OneTarget) ->
 
 
 async def test_a_call_cancelled_before_its_group_left_is_not_in_it(one: OneTarget) -> None:
-    one.groups.learn(info(a=64))
+    one.groups.learn(INFO.with_fields(group_slots={"a": 64}))
     request = InvokeRequest(question="cancelled", target="a")
     cancelled = asyncio.create_task(one.client.send(request, deadline_seconds=600, request_id="resumable"))
     tasks = one.ask("x", "y")
@@ -158,14 +131,14 @@ async def test_a_call_cancelled_before_its_group_left_is_not_in_it(one: OneTarge
 
 
 async def test_the_calls_of_a_refused_group_are_sent_alone_and_no_group_follows(one: OneTarget) -> None:
-    one.groups.learn(info(a=64))
+    one.groups.learn(INFO.with_fields(group_slots={"a": 64}))
     one.refuses_groups = True
     results = await asyncio.gather(*one.ask("x", "y"))
     assert [one.raw_text for one in results] == ["x", "y"]
     assert (one.messages[0], sorted(one.messages[1:])) == (["x", "y"], [["x"], ["y"]])
     await asyncio.gather(*one.ask("v", "w"))
     assert sorted(one.messages[3:]) == [["v"], ["w"]]
-    one.groups.learn(info(a=64))
+    one.groups.learn(INFO.with_fields(group_slots={"a": 64}))
     assert one.groups.max_calls("a") > 1
 
 
@@ -176,9 +149,9 @@ async def test_the_calls_of_a_refused_group_are_sent_alone_and_no_group_follows(
 async def test_the_size_is_what_a_workers_slots_end_in_50_ms_or_an_eighth_of_them(
     one: OneTarget, slots: int, duration_ms: float | None, size: int
 ) -> None:
-    one.groups.learn(info(a=slots))
+    one.groups.learn(INFO.with_fields(group_slots={"a": slots}))
     if duration_ms is not None:
         one.groups.note_duration("a", duration_ms)
     assert one.groups.max_calls("a") == size
-    one.groups.learn(info())
+    one.groups.learn(INFO)
     assert one.groups.max_calls("a") == 1

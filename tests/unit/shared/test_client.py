@@ -16,11 +16,10 @@ from quintain.client import amqp_transport
 from quintain.client import amqp_transport as cancellation
 from quintain.client.amqp_transport import AmqpTransport, invoke_routing_key
 from quintain.client.client import Client, connect
-from quintain.client.publish_windows import WINDOW
 from quintain.client.transport import BatchItem, may_be_uncharged
 from quintain.contracts.credentials import SessionToken
 from quintain.contracts.headers import REQUEST_ID_HEADER
-from quintain.contracts.invoke import ChatMessage, InvokeRequest, OutputMessage, Result, TokenUsage
+from quintain.contracts.invoke import ChatMessage, InvokeRequest, OutputMessage, Result
 from quintain.contracts.message import Message
 from quintain.contracts.session import (
     CallsCancelled,
@@ -31,7 +30,6 @@ from quintain.contracts.session import (
     Info,
     ReleaseCalls,
     ReserveCalls,
-    SessionState,
 )
 from quintain.errors import (
     BadRequest,
@@ -42,7 +40,6 @@ from quintain.errors import (
     ForbiddenTarget,
     Overloaded,
     ProviderFailed,
-    Unauthorized,
     UnknownTarget,
 )
 from quintain.rpc.requests import RpcClient
@@ -57,6 +54,7 @@ from quintain.topology import (
     target_queue,
     target_topology,
 )
+from support.fake_client import INFO
 from support.memory_fleet import MemoryFleet, memory_fleet
 
 Returned = TypeVar("Returned")
@@ -112,18 +110,6 @@ class ScriptedMetadata:
         answer = self.replies[delivery.routing_key](delivery.body)
         if answer is not None:
             await send_reply(self._bus, delivery, answer)
-
-
-INFO = Info(
-    session_id="s",
-    target_name="a",
-    max_calls=9,
-    call_count=0,
-    available_targets=["a"],
-    token_usage=TokenUsage(),
-    state=SessionState.OPEN,
-    now=5_000_000,
-)
 
 
 class LoneClient:
@@ -188,30 +174,16 @@ async def test_an_invalid_timeout_or_setting_is_a_bad_request(
         await lone_client.client.invoke("x", **arguments)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("quotas", [None, {"a": "team"}])
-async def test_a_session_publishes_a_window_of_calls_to_a_target_with_a_quota(
-    lone_client: LoneClient, quotas: dict[str, str] | None
+async def test_an_invoke_has_a_deadline_and_settings_of_a_mapping(
+    lone_client: LoneClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lone_client.metadata.replies["info"] = lambda _: INFO.model_copy(update={"quotas": quotas})
-    await lone_client.client.get_info()
-    calls = [asyncio.ensure_future(lone_client.client.invoke("x", target="a")) for _ in range(2 * WINDOW)]
-    await lone_client.consume_target_queue()
-    await lone_client.next_request_ids(WINDOW if quotas else 2 * WINDOW)
-    await asyncio.sleep(0.05)
-    assert lone_client.deliveries.empty()
-    for call in calls:
-        call.cancel()
-    await asyncio.gather(*calls, return_exceptions=True)
-
-
-async def test_an_invoke_has_a_deadline_and_settings_of_a_mapping(lone_client: LoneClient) -> None:
+    monkeypatch.setattr(amqp_transport, "REPLY_GRACE_SECONDS", 0.05)
     await lone_client.consume_target_queue()
     with pytest.raises(Expired):
         await lone_client.client.invoke("x", target="a", settings={"temperature": 0.5}, timeout=0.05, request_id="mine")
     sent = await lone_client.deliveries.get()
     assert sent.headers[REQUEST_ID_HEADER] == "mine"
     settings = InvokeRequest.from_wire(sent.body).settings
-    assert settings is not None
     assert settings.temperature == 0.5
 
 
@@ -294,11 +266,7 @@ async def test_a_request_on_the_wire_is_the_protocols(lone_client: LoneClient) -
 @pytest.mark.parametrize(
     ("names", "key"),
     [
-        ({}, ""),
-        ({"target": "a"}, "a"),
-        ({"provider": "b"}, "b"),
-        ({"target": ""}, ""),
-        ({"target": "a.#"}, ""),
+        *(({}, ""), ({"target": "a"}, "a"), ({"provider": "b"}, "b"), ({"target": ""}, ""), ({"target": "a.#"}, "")),
         ({"target": "x" * 64}, ""),
     ],
 )
@@ -342,24 +310,6 @@ async def test_cancel_takes_calls_back_and_says_how_many(lone_client: LoneClient
     assert await lone_client.client.cancel(["x", "y"]) == 1
     assert await lone_client.metadata.next_cancelled() == ["x", "y"]
     assert await lone_client.client.cancel([]) == 0
-    assert lone_client.metadata.requests.empty()
-
-
-async def test_calls_that_end_together_are_taken_back_together(lone_client: LoneClient) -> None:
-    await lone_client.consume_target_queue()
-
-    async def fail(after: int) -> None:
-        seen.extend(await lone_client.next_request_ids(after))
-        raise LookupError
-
-    seen: list[str] = []
-    with pytest.raises(ExceptionGroup):
-        async with asyncio.TaskGroup() as group:
-            for number in range(50):
-                group.create_task(lone_client.client.invoke(str(number), target="a"))
-            group.create_task(fail(50))
-    assert sorted(await lone_client.metadata.next_cancelled()) == sorted(seen)
-    await lone_client.client.close()
     assert lone_client.metadata.requests.empty()
 
 
@@ -433,17 +383,6 @@ async def test_a_fleet_that_does_not_answer_holds_nobody_who_leaves(
         await cancel_and_wait(*asking)
     assert lone_client.metadata.requests.qsize() == 1
     assert asyncio.all_tasks() == before
-
-
-@pytest.mark.parametrize("answer", [Unauthorized(), BudgetUnavailable()])
-async def test_a_refused_cancellation_is_nobodys_error(lone_client: LoneClient, answer: Fault) -> None:
-    await lone_client.consume_target_queue()
-    lone_client.metadata.replies["cancel"] = lambda _: answer
-    asking = start(lone_client.client.invoke("x", target="a"))
-    await lone_client.next_request_ids(1)
-    await cancel_and_wait(asking)
-    await lone_client.client.close()
-    assert lone_client.metadata.requests.qsize() == 1
 
 
 async def test_info_names_the_calls_that_were_answered_since_the_last_one(lone_client: LoneClient) -> None:

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Coroutine
 
 import pytest
 
-from quintain.runtime.concurrency import Batcher, BatchSender, ByteBudget, TimeLimit, TimeLimits
+from quintain.contracts.ledger import Admit
+from quintain.runtime.concurrency import (
+    BLOCK_BYTES,
+    NAME_BYTES,
+    Batcher,
+    BatchSender,
+    ByteBudget,
+    RandomIds,
+    TimeLimit,
+    TimeLimits,
+)
 
 # Sending many things as few messages: nobody waits alone, nobody pays for another's mistake but their batch's.
 
@@ -107,19 +116,6 @@ async def test_so_many_batches_are_under_way_as_there_are_lanes(sender: SlowSend
     assert sorted(item for batch in sender.batches for item in batch) == ["a", "b", "c", "d", "e"]
 
 
-async def test_an_item_alone_costs_one_task_however_many_lanes_are_free(sender: SlowSender) -> None:
-    sender.go_on.set()
-    made: list[object] = []
-
-    def factory(loop: asyncio.AbstractEventLoop, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
-        made.append(work)
-        return asyncio.Task(work, loop=loop)
-
-    asyncio.get_running_loop().set_task_factory(factory)  # type: ignore[arg-type]
-    await Batcher(sender.send, max_concurrent=4).add("a")
-    assert len(made) == 1
-
-
 async def test_an_error_reaches_all_items_of_its_batch_and_only_them(sender: SlowSender) -> None:
     sender.broken = {"b"}
     batcher = Batcher(sender.send)
@@ -149,28 +145,6 @@ async def test_whoever_stops_waiting_disturbs_nobody_and_the_item_goes_all_the_s
     assert impatient.cancelled()
     assert first[0].cancelled()
     await batcher.add("d")
-
-
-async def test_an_error_nobody_waits_for_any_more_is_no_warning(sender: SlowSender) -> None:
-    sender.broken = {"a"}
-    batcher = Batcher(sender.send)
-    (gone,) = add_all(batcher, "a")
-    await sender.begun.get()
-    gone.cancel()
-    sender.go_on.set()
-    await asyncio.gather(gone, return_exceptions=True)
-    await batcher.add("b")
-    assert sender.batches == [["a"], ["b"]]
-
-
-async def test_a_batch_that_ends_leaves_no_task_behind(sender: SlowSender) -> None:
-    sender.go_on.set()
-    before = asyncio.all_tasks()
-    batcher = Batcher(sender.send, max_concurrent=3)
-    for number in range(5):
-        await batcher.add(str(number))
-    await asyncio.sleep(0)
-    assert asyncio.all_tasks() == before
 
 
 async def test_a_close_sends_what_waits_and_takes_no_more(sender: SlowSender) -> None:
@@ -291,3 +265,22 @@ async def test_a_cancellation_in_the_moment_of_the_end_is_not_lost() -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+# Random names, taken from blocks, and messages made unchecked from values that were read before.
+
+
+def test_no_name_comes_twice_also_from_block_to_block() -> None:
+    ids = RandomIds()
+    names = [ids.next() for _ in range(3 * BLOCK_BYTES // NAME_BYTES)]
+    assert len(set(names)) == len(names)
+    assert {len(name) for name in names} == {2 * NAME_BYTES}
+
+
+def test_a_trusted_message_is_the_one_that_pydantic_makes() -> None:
+    given = {"token": "qtn_x", "request_id": "r", "attempt_id": "a", "target": "bot", "body_sha256": "b", "deadline": 5}
+    fields = dict.fromkeys(Admit.model_fields) | given
+    trusted, made = Admit.unchecked(**fields), Admit.model_construct(**fields)  # type: ignore[arg-type]
+    assert trusted == made
+    assert trusted.to_wire() == made.to_wire()
+    assert trusted.model_copy(update={"target": "other"}).target == "other"

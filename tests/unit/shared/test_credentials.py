@@ -139,21 +139,13 @@ def test_a_proof_is_what_the_protocol_says() -> None:
 @pytest.mark.parametrize(
     "altered",
     [
-        {"id": SessionToken.mint().id},
-        {"request_id": "r2"},
-        {"target": "b"},
-        {"body_sha256": "1" * 64},
-        {"deadline": 1_001},
-        {"text": "0" * 64},
+        *({"id": SessionToken.mint().id}, {"request_id": "r2"}, {"target": "b"}, {"body_sha256": "1" * 64}),
+        *({"deadline": 1_001}, {"text": "0" * 64}),
     ],
     ids=lambda altered: next(iter(altered)),
 )
 def test_no_bound_field_can_be_altered(altered: dict[str, object]) -> None:
     assert not proof(**altered).matches(TOKEN.sha256)
-
-
-def test_another_sessions_token_made_another_proof() -> None:
-    assert not proof().matches(SessionToken.mint().sha256)
 
 
 def test_the_proof_of_a_message_without_a_routing_key_names_no_target() -> None:

@@ -36,8 +36,6 @@ PROTOCOL: list[tuple[str, int, bool | None, bool | str | None]] = [
     )
 ]
 
-AS_THE_LEDGER_SAYS = [code for code, _, _, charged in PROTOCOL if charged is None]
-
 
 def test_the_protocols_codes_are_all_there_are() -> None:
     assert set(FAULTS) == {row[0] for row in PROTOCOL}
@@ -101,13 +99,3 @@ def test_a_code_of_a_later_version_is_an_internal_fault_that_keeps_what_it_says(
     fault = FaultReply.from_wire(wire).to_fault()
     assert type(fault) is errors.InternalFault
     assert (fault.message, fault.charged, fault.retryable) == ("new", True, False)
-
-
-def test_what_the_wire_says_of_the_charge_wins() -> None:
-    said = FaultReply.from_fault(errors.Expired(charged=True)).to_fault()
-    assert (said.charged, said.retryable) == (True, False)
-
-
-@pytest.mark.parametrize("code", AS_THE_LEDGER_SAYS)
-def test_where_nobody_says_a_fault_is_uncharged(code: str) -> None:
-    assert not FAULTS[code]().charged

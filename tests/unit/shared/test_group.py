@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import struct
 
@@ -10,12 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quintain.bus.base import Delivery
-from quintain.bus.memory import MemoryBroker, MemoryBus
 from quintain.contracts.group import (
     MAX_GROUP_BYTES,
     MAX_GROUP_ITEMS,
-    REPLY_GROUP_TYPE,
     GroupItem,
     count_fitting,
     decode_group,
@@ -23,8 +19,6 @@ from quintain.contracts.group import (
     encode_item,
 )
 from quintain.errors import BadRequest, PayloadTooLarge
-from quintain.rpc.server import GroupedReply, ReplyGroups
-from quintain.topology import METADATA_TOPOLOGY, reply_topology
 
 HEADER_VALUES = st.one_of(st.text(max_size=20), st.integers(-(2**53), 2**53), st.booleans())
 ITEMS = st.builds(
@@ -68,13 +62,7 @@ def raw_item(head: bytes, body: bytes = b"{}") -> bytes:
 @pytest.mark.parametrize(
     "head",
     [
-        b"",
-        b"{",
-        b"[]",
-        b'"x"',
-        b"{}",
-        b'{"correlationId":""}',
-        b'{"correlationId":7}',
+        *(b"", b"{", b"[]", b'"x"', b"{}", b'{"correlationId":""}', b'{"correlationId":7}'),
         b'{"correlationId":"a","headers":[]}',
         b'{"correlationId":"a","type":1}',
         b'{"correlationId":"a","session":"of another"}',
@@ -128,34 +116,3 @@ def test_as_many_items_go_into_a_group_as_can_be_read_from_it(items: list[GroupI
     sizes = [len(encode_item(item)) for item in wide]
     assert count == 1 or sum(sizes[:count]) <= MAX_GROUP_BYTES
     assert count == len(items) or sum(sizes[: count + 1]) > MAX_GROUP_BYTES
-
-
-async def test_replies_with_long_headers_are_not_lost_to_a_group_that_is_too_large() -> None:
-    bus = MemoryBus(MemoryBroker())
-    topology = reply_topology("quintain.reply.long", "long")
-    await bus.declare(METADATA_TOPOLOGY + topology)
-    received: list[str | None] = []
-    all_received = asyncio.Event()
-    sent = [GroupItem(str(number), b"{}", {"x": "x" * 32_000}, type="result") for number in range(20)]
-
-    async def on_reply(delivery: Delivery) -> None:
-        group = delivery.type == REPLY_GROUP_TYPE
-        received.extend(item.correlation_id for item in decode_group(delivery.body)) if group else received.append(
-            delivery.correlation_id
-        )
-        await delivery.ack()
-        if len(received) == len(sent):
-            all_received.set()
-
-    await bus.consume(topology.queues[0], on_reply, prefetch=10)
-    replies = ReplyGroups(bus)
-
-    async def on_sent(_: GroupedReply, error: Exception | None) -> None:
-        assert error is None
-
-    async with asyncio.timeout(30):
-        for item in sent:
-            replies.add("long", GroupedReply(item, on_sent))
-        await all_received.wait()
-    assert received == [item.correlation_id for item in sent]
-    await bus.close()

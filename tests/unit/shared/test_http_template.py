@@ -28,10 +28,6 @@ def test_a_pointer_into_nothing_finds_nothing(pointer: str) -> None:
     assert find(DOCUMENT, pointer) is None
 
 
-def test_the_last_item_of_a_list_can_be_pointed_at() -> None:
-    assert find(DOCUMENT, "/foo/-1") == "baz"
-
-
 @given(value=st.text())
 def test_a_value_is_never_read_as_a_template(value: str) -> None:
     template = {"a": "{{ prompt }}", "b": ["x {{ prompt }}{{session}} y"]}

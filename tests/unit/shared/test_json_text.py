@@ -40,7 +40,6 @@ def test_what_is_read_is_equal_json(value: dict[str, object], indent: int | None
 
 def test_an_inner_object_keeps_the_texts_of_its_members_too() -> None:
     whole, body = parse_json_object(b'{"api": "chat", "body": {"seed": 1.0, "stop": []}}', inner="body")
-    assert body is not None
     assert body.texts == {"seed": "1.0", "stop": "[]"}
     assert whole.values["body"] == {"seed": 1.0, "stop": []}
     assert whole.texts["body"] == '{"seed": 1.0, "stop": []}'
@@ -49,38 +48,11 @@ def test_an_inner_object_keeps_the_texts_of_its_members_too() -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        b"",
-        b" ",
-        b"[]",
-        b"5",
-        b'"text"',
-        b"null",
-        b"{",
-        b'{"a"',
-        b'{"a":',
-        b'{"a":1',
-        b'{"a":1,',
-        b'{"a":1,}',
-        b'{"a" 1}',
-        b'{"a":1 "b":2}',
-        b"{a:1}",
-        b"{'a':1}",
-        b'{"a":1}}',
-        b'{"a":1} x',
-        b'{"a":tru}',
-        b'{"a":01}',
-        b'{"a":"\n"}',
-        b'{"a":"\\x"}',
-        b'\xef\xbb\xbf{"a":1}',
-        '{"a":1}'.encode("utf-16"),
-        '{"a":"é"}'.encode("latin-1"),
-        b'{"a":"\xed\xa0\x80"}',
-        b'{"a":"\\ud83d"}',
-        b'{"a":NaN}',
-        b'{"a":[Infinity]}',
-        b'{"a":{"b":-Infinity}}',
-        b'{"a":1e999}',
-        b'{"a":' + b"9" * 5_000 + b"}",
+        *(b"", b" ", b"[]", b"5", b'"text"', b"null", b"{", b'{"a"', b'{"a":', b'{"a":1', b'{"a":1,', b'{"a":1,}'),
+        *(b'{"a" 1}', b'{"a":1 "b":2}', b"{a:1}", b"{'a':1}", b'{"a":1}}', b'{"a":1} x', b'{"a":tru}', b'{"a":01}'),
+        *(b'{"a":"\n"}', b'{"a":"\\x"}', b'\xef\xbb\xbf{"a":1}', '{"a":1}'.encode("utf-16")),
+        *('{"a":"é"}'.encode("latin-1"), b'{"a":"\xed\xa0\x80"}', b'{"a":"\\ud83d"}', b'{"a":NaN}'),
+        *(b'{"a":[Infinity]}', b'{"a":{"b":-Infinity}}', b'{"a":1e999}', b'{"a":' + b"9" * 5_000 + b"}"),
         b'{"a":[' + b"9" * 5_000 + b"]}",
         b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
         b'{"a":' * 100_000 + b"1" + b"}" * 100_000,
@@ -119,15 +91,9 @@ def test_a_published_request_names_its_grader() -> None:
 @pytest.mark.parametrize(
     ("members", "field"),
     [
-        ({"api": "speech"}, "api"),
-        ({"api": ["chat"]}, "api"),
-        ({"body": [1]}, "body"),
-        ({"body": None}, "body"),
-        ({"target": 5}, "target"),
-        ({"grader": 5}, "grader"),
-        ({"grader": ""}, "grader"),
-        ({"grader": "x" * 65}, "grader"),
-        ({"grader": "a\0b"}, "grader"),
+        *(({"api": "speech"}, "api"), ({"api": ["chat"]}, "api"), ({"body": [1]}, "body"), ({"body": None}, "body")),
+        *(({"target": 5}, "target"), ({"grader": 5}, "grader"), ({"grader": ""}, "grader")),
+        *(({"grader": "x" * 65}, "grader"), ({"grader": "a\0b"}, "grader")),
         ({"headers": ["anthropic-beta"]}, "headers"),
         ({"headers": {"anthropic-beta": 5}}, "headers"),
         ({"headers": {"authorization": "Bearer x"}}, "headers"),

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from quintain.contracts import invoke, ledger
 from quintain.contracts import session as session_messages
-from quintain.contracts.invoke import ChatMessage, InvokeRequest, InvokeSettings, TokenUsage, content_text
+from quintain.contracts.invoke import ChatMessage, InvokeRequest, InvokeSettings, content_text
 from quintain.contracts.message import Message
 from quintain.contracts.values import NumberModel, sanitize_request_id
 from quintain.errors import BadRequest
@@ -59,16 +59,9 @@ def test_unknown_keys_are_ignored_except_settings_which_a_worker_refuses_by_name
     }
     request = InvokeRequest.from_wire(json.dumps(body))
     assert request.model_copy(update={"settings": None}) == InvokeRequest(question="x")
-    assert request.settings is not None
     assert (request.settings.temperature, request.settings.unknown()) == (0.5, {"newSetting"})
     assert InvokeRequest.from_wire(request.to_wire()).settings is not None
     assert json.loads(request.to_wire())["settings"] == {"temperature": 0.5, "newSetting": True}
-
-
-def test_text_travels_as_utf_8() -> None:
-    wire = InvokeRequest(question="grüße 🎯").to_wire()
-    assert "grüße 🎯".encode() in wire
-    assert InvokeRequest.from_wire(wire).question == "grüße 🎯"
 
 
 @settings(deadline=None, max_examples=50)
@@ -79,78 +72,36 @@ def test_any_request_arrives_as_it_was_sent(question: str, prompt: str | None, m
 
 
 @pytest.mark.parametrize(
-    ("kind", "body", "sentence"),
+    ("kind", "body", "field"),
     [
-        (InvokeRequest, "{}", "Missing required field: question"),
-        (InvokeRequest, '{"question": ""}', "Missing required field: question"),
-        (InvokeRequest, '{"messages": []}', "Missing required field: question"),
-        (
-            InvokeRequest,
-            f'{{"question": "{SECRET}", "messages": [{{"role": "user", "content": "{SECRET}"}}]}}',
-            "question and messages: give one of them",
-        ),
-        (
-            InvokeRequest,
-            '{"question": "x", "target": "a", "provider": "b"}',
-            "target and provider: they name different targets",
-        ),
-        (InvokeRequest, f'{{"question": {{"a": "{SECRET}"}}}}', "question: Input should be a valid string"),
-        (
-            InvokeRequest,
-            f'{{"messages": [{{"role": "user"}}, {{"role": "{SECRET}", "content": "x"}}]}}',
-            "Missing required field: messages.0.content",
-        ),
-        (
-            InvokeRequest,
-            '{"question": "x", "settings": {"maxTokens": 0}}',
-            "settings.maxTokens: Input should be greater than 0",
-        ),
-        (InvokeRequest, '{"question": "x", "attempt": -1}', "attempt: Input should be greater than or equal to 0"),
-        (InvokeRequest, f'["{SECRET}"]', "Input should be an object"),
-        (InvokeRequest, "null", "Input should be an object"),
-        (InvokeRequest, f"{SECRET}", "The body is not JSON: "),
-        (InvokeRequest, b"\xff\xfe", "The body is not JSON: "),
-        (InvokeRequest, b"", "The body is not JSON: "),
-        (InvokeRequest, "[" * 100_000, "The body is not JSON: "),
-        (session_messages.OpenSession, "{}", "Missing required field: defaultTarget"),
-        (
-            session_messages.OpenSession,
-            '{"defaultTarget": "a", "expiresInSeconds": 0}',
-            "expiresInSeconds: Input should be greater than 0",
-        ),
-        (
-            session_messages.OpenSession,
-            '{"defaultTarget": "a", "deadlineSeconds": 43201}',
-            "deadlineSeconds: Input should be less than or equal to 43200",
-        ),
-        (
-            session_messages.OpenSession,
-            '{"defaultTarget": "a", "maxCalls": -1}',
-            "maxCalls: Input should be greater than or equal to 0",
-        ),
-        (
-            session_messages.OpenSession,
-            '{"defaultTarget": "a", "label": "x\\u0000"}',
-            "label: it holds U+0000, which no ledger keeps",
-        ),
-        (
-            session_messages.ReserveCalls,
-            '{"requestIds": ["\\u0000"], "deadline": 1}',
-            "requestIds.0: it holds U+0000, which no ledger keeps",
-        ),
+        *((InvokeRequest, body, "question") for body in ("{}", '{"question": ""}', '{"messages": []}')),
+        (InvokeRequest, f'{{"question": "{SECRET}", "messages": [{{"role": "user", "content": "x"}}]}}', "messages"),
+        (InvokeRequest, '{"question": "x", "target": "a", "provider": "b"}', "target and provider"),
+        (InvokeRequest, f'{{"question": {{"a": "{SECRET}"}}}}', "question"),
+        (InvokeRequest, f'{{"messages": [{{"role": "user"}}, {{"role": "{SECRET}"}}]}}', "messages.0.content"),
+        (InvokeRequest, '{"question": "x", "settings": {"maxTokens": 0}}', "settings.maxTokens"),
+        (InvokeRequest, '{"question": "x", "attempt": -1}', "attempt"),
+        *((InvokeRequest, body, "object") for body in (f'["{SECRET}"]', "null")),
+        *((InvokeRequest, body, "not JSON") for body in (SECRET, b"\xff\xfe", b"", "[" * 100_000)),
+        (session_messages.OpenSession, "{}", "defaultTarget"),
+        (session_messages.OpenSession, '{"defaultTarget": "a", "expiresInSeconds": 0}', "expiresInSeconds"),
+        (session_messages.OpenSession, '{"defaultTarget": "a", "expiresInSeconds": 1e400}', "expiresInSeconds"),
+        (session_messages.OpenSession, '{"defaultTarget": "a", "deadlineSeconds": 43201}', "deadlineSeconds"),
+        (session_messages.OpenSession, '{"defaultTarget": "a", "maxCalls": -1}', "maxCalls"),
+        (session_messages.OpenSession, '{"defaultTarget": "a", "label": "x\\u0000"}', "label"),
+        (session_messages.ReserveCalls, '{"requestIds": ["\\u0000"], "deadline": 1}', "requestIds.0"),
         (
             ledger.Register,
             '{"workerId": "", "incarnation": "i", "targets": [{"name": "a", "provider": "", "maxConcurrency": 20000}]}',
-            "targets.0.maxConcurrency: Input should be less than or equal to 10000",
+            "targets.0.maxConcurrency",
         ),
-        (ledger.AdmitReply, f'{{"items": [], "now": {2**53}}}', f"now: Input should be less than {2**53}"),
+        (ledger.AdmitReply, f'{{"items": [], "now": {2**53}}}', "now"),
     ],
 )
-def test_a_mistake_is_one_sentence_that_names_the_field(kind: type[Message], body: str | bytes, sentence: str) -> None:
-    with pytest.raises(BadRequest) as refusal:
+def test_a_mistake_is_one_sentence_that_names_the_field(kind: type[Message], body: str | bytes, field: str) -> None:
+    with pytest.raises(BadRequest, match=rf"\b{re.escape(field)}\b") as refusal:
         kind.from_wire(body)
-    # What a JSON parser says after "The body is not JSON" is its own.
-    assert refusal.value.message == sentence or (sentence.endswith(": ") and refusal.value.message.startswith(sentence))
+    assert "\n" not in refusal.value.message
 
 
 @pytest.mark.parametrize(
@@ -198,11 +149,6 @@ def test_what_is_no_request_id_is_kept_as_one_like_it(text: str) -> None:
     assert ledger.CallKey(session_id="s", request_id=kept).to_wire()
 
 
-@pytest.mark.parametrize("name", ["a", "A9", "gpt-4o.mini_1", "x" * 63])
-def test_a_targets_name_may_be_what_the_protocol_says(name: str) -> None:
-    assert session_messages.OpenSession(default_target=name).default_target == name
-
-
 @pytest.mark.parametrize("name", ["", "-a", ".a", "a b", "a/b", "ä", "x" * 64, "a\n", "#", "*", "a.#"])
 def test_a_targets_name_may_be_nothing_else(name: str) -> None:
     with pytest.raises(BadRequest, match="defaultTarget"):
@@ -243,11 +189,6 @@ def test_the_text_of_parts_is_the_text_parts_joined() -> None:
     ]
     assert content_text(parts) == "ab"
     assert content_text("as it is") == "as it is"
-
-
-def test_token_counts_add_up_and_stay_unknown_where_nobody_counted() -> None:
-    total = TokenUsage(input=1, output=2) + TokenUsage(input=3, output=4, cached=5)
-    assert total == TokenUsage(input=4, output=6, cached=5, reasoning=None)
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e400"])
@@ -315,20 +256,6 @@ def test_a_number_in_another_form_does_not_reserve_all_calls() -> None:
         assert (read, type(read)) == (expected, type(expected))
     with pytest.raises(BadRequest, match="reserve"):
         session_messages.OpenSession.from_wire(b'{"defaultTarget": "a", "reserve": "yes"}')
-
-
-def test_a_number_that_became_nan_later_is_not_sent_as_null() -> None:
-    request = InvokeRequest(question="x", settings=InvokeSettings(tools=[{"a": 1}]))
-    assert request.settings is not None
-    assert request.settings.tools is not None
-    request.settings.tools[0]["a"] = float("nan")
-    with pytest.raises(BadRequest, match=r"^settings.tools.0.a: "):
-        InvokeRequest.from_wire(request.to_wire())
-
-
-def test_a_session_of_infinite_life_is_refused() -> None:
-    with pytest.raises(BadRequest, match="^expiresInSeconds: "):
-        session_messages.OpenSession.from_wire(b'{"defaultTarget": "a", "expiresInSeconds": 1e400}')
 
 
 @pytest.mark.parametrize(

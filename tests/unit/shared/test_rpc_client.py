@@ -11,14 +11,13 @@ import pytest
 
 from quintain.bus.base import PUBLISH_TIMEOUT_SECONDS, Bus, Delivery, Envelope
 from quintain.bus.memory import MemoryBroker, MemoryBus
-from quintain.contracts.session import CallsReleased, GetInfo, ReleaseCalls
+from quintain.contracts.session import CallsReleased, ReleaseCalls
 from quintain.errors import BrokerUnavailable, BusError, InternalFault, NoAnswer, Overloaded, QueueFull, Unroutable
-from quintain.routes import INFO, RELEASE
+from quintain.routes import RELEASE
 from quintain.rpc import private_queues as reply_queue
 from quintain.rpc.requests import RpcClient, RpcRequest
 from quintain.rpc.server import send_reply
 from quintain.topology import METADATA, METADATA_QUEUE, METADATA_TOPOLOGY, REPLY, UNROUTED, Exchange, Topology
-from support.skipped_time import skip_waits
 
 
 class ScriptedService:
@@ -175,39 +174,10 @@ async def test_a_full_queue_is_asked_again_until_the_end_of_the_time(
     assert rpc_client.in_flight == 0
 
 
-async def test_a_service_that_comes_up_late_is_waited_for(memory: MemoryBroker, rpc_client: RpcClient) -> None:
-    asking = start_release(rpc_client, "r1")
-    await asyncio.sleep(0.01)
-    assert not asking.done()
-    bus = memory.connect()
-    service = ScriptedService(bus)
-    await service.start()
-    async with asyncio.timeout(5):
-        await send_reply(bus, await service.requests.get(), CallsReleased(released=3))
-        assert (await asking).released == 3
-    await bus.close()
-
-
 async def test_a_service_that_never_comes_up_is_said_with_its_mend(rpc_client: RpcClient) -> None:
     with pytest.raises(NoAnswer, match=r"nothing consumes quintain\.metadata.*`quintain serve metadata`"):
         await start_release(rpc_client, "r1", seconds=0.1)
     assert rpc_client.in_flight == 0
-
-
-async def test_the_wait_for_a_service_and_for_its_answer_share_one_deadline(
-    memory: MemoryBroker, rpc_client: RpcClient
-) -> None:
-    skip_waits()
-    loop = asyncio.get_running_loop()
-    began = loop.time()
-    asking = start_release(rpc_client, "r1", seconds=0.6)
-    await asyncio.sleep(0.3)
-    bus = memory.connect()
-    await ScriptedService(bus).start()  # it takes the question, and never answers
-    with pytest.raises(NoAnswer):
-        await asking
-    assert loop.time() - began < 0.85
-    await bus.close()
 
 
 async def test_a_fault_is_raised_as_what_it_is(rpc_client: RpcClient, service: ScriptedService) -> None:
@@ -425,15 +395,3 @@ async def test_a_close_during_the_move_to_a_fresh_queue_leaves_nothing_behind(
     await asyncio.gather(asking, return_exceptions=True)
     assert asyncio.all_tasks() == tasks
     assert (reply_queues(memory), len(bus._consumers)) == ([], 0)
-
-
-async def test_the_routes_answer_is_what_it_promises(rpc_client: RpcClient, service: ScriptedService) -> None:
-    asking = asyncio.get_running_loop().create_task(rpc_client.call_route(INFO, GetInfo(), {"x-quintain-session": "t"}))
-    delivery = await service.requests.get()
-    assert dict(delivery.headers) == {"x-quintain-session": "t"}
-    wire = (
-        b'{"sessionId": "s", "targetName": "a", "maxCalls": 1, "callCount": 0, "availableTargets": [],'
-        b' "tokenUsage": {"input": 0, "output": 0}, "state": "open", "now": 5}'
-    )
-    await service.reply(delivery, "result", wire)
-    assert (await asking).now == 5

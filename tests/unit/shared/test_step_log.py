@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quintain.contracts.agents import MAX_STEPS_BYTES, AgentStep, StepsCut
@@ -59,11 +59,9 @@ def test_steps_that_fit_arrive_as_they_are_under_the_names_of_opentelemetry() ->
 def test_the_longest_texts_lose_their_middles_first_and_each_place_says_how_much() -> None:
     long, short = "a" + "x" * 400_000 + "z", "y" * 50_000
     result = stored([tool_step({"q": short}, long), tool_step(None, "fine")])
-    assert result.steps is not None
     first = result.steps[0]
     assert (first.arguments, result.steps[1].result) == ({"q": short}, "fine")
     assert (first.result[0], first.result[-1]) == ("a", "z")
-    assert result.steps_cut is not None
     cut = result.steps_cut.characters
     assert f"[{cut:,} characters cut]" in first.result
     assert len(first.result) - len(f"…[{cut:,} characters cut]…") + cut == len(long)
@@ -75,7 +73,6 @@ def test_whole_steps_are_left_out_of_the_middle_when_shorter_texts_are_not_enoug
     steps = [tool_step({"number": number}, "x" * 300) for number in range(5000)]
     result = stored(steps)
     assert result.steps is not None
-    assert result.steps_cut is not None
     kept = result.steps_cut.kept
     numbers = [step.arguments["number"] for step in result.steps]
     assert numbers[:kept] == list(range(kept))
@@ -105,21 +102,9 @@ def holding_itself() -> list[object]:
 @pytest.mark.parametrize(
     "value",
     [
-        math.nan,
-        [math.inf, {"x": -math.inf}],
-        "half \ud83d of a pair",
-        {"\ud83d": 1},
-        nested(100_000),
-        10**5000,
-        {1: "a number as name", None: 2},
-        {"k" * 300_000: 1, "k" * 300_001: 2},
-        b"\xff\xfe",
-        datetime(2026, 1, 1, tzinfo=UTC),
-        {"a", "set"},
-        object(),
-        Loud(),
-        holding_itself(),
-        list(range(200_000)),
+        *(math.nan, [math.inf, {"x": -math.inf}], "half \ud83d of a pair", {"\ud83d": 1}, nested(100_000), 10**5000),
+        *({1: "a number as name", None: 2}, {"k" * 300_000: 1, "k" * 300_001: 2}, b"\xff\xfe"),
+        *(datetime(2026, 1, 1, tzinfo=UTC), {"a", "set"}, object(), Loud(), holding_itself(), list(range(200_000))),
         [[0] * 1000] * 5000,
         {str(number): number for number in range(100_000)},
         "\0" * 300_000,
@@ -129,7 +114,6 @@ def holding_itself() -> list[object]:
 def test_whatever_a_step_holds_the_answer_arrives_and_the_steps_are_within_the_limit(value: object) -> None:
     result = stored([tool_step(value, value), tool_step(result="fine")])
     assert result.raw_text == "yes"
-    assert result.steps is not None
     assert [step.tool for step in result.steps] == ["search", "search"]
     assert result.steps[1].result == "fine"
     assert size(result) <= MAX_STEPS_BYTES
@@ -137,7 +121,6 @@ def test_whatever_a_step_holds_the_answer_arrives_and_the_steps_are_within_the_l
 
 def test_what_json_has_not_is_text_and_what_is_too_deep_says_so() -> None:
     result = stored([tool_step([math.nan, math.inf, -math.inf, "\ud83d"], nested(5000))])
-    assert result.steps is not None
     assert result.steps[0].arguments == ["NaN", "Infinity", "-Infinity", "�"]
     assert "nested too deeply" in str(result.steps[0].result)
     assert result.steps_cut == StepsCut(values=1)
@@ -155,14 +138,11 @@ def test_a_field_that_stays_too_large_is_a_text_of_its_json_and_no_other_is() ->
     wide = {str(one): {str(two): 0 for two in range(500)} for one in range(100)}
     steps = [tool_step("keep me", wide), AgentStep(operation="chat", messages=[{"role": "assistant", "parts": [wide]}])]
     result = stored(steps)
-    assert result.steps is not None
     assert result.steps[0].arguments == "keep me"
     text, messages = result.steps[0].result, result.steps[1].messages
-    assert messages is not None
     assert text.startswith('{"0":{"0":0,')
     assert "characters cut" in text
     assert "characters cut" in messages[0]["parts"][0]["content"]
-    assert result.steps_cut is not None
     assert result.steps_cut.characters > 0
 
 
@@ -173,7 +153,6 @@ def test_a_log_keeps_the_first_and_the_last_steps_of_any_number() -> None:
     assert sum(len(step.to_wire()) for step in log.steps) < 2 * MAX_STEPS_BYTES
     result = stored(list(log.steps), log.cut)
     assert result.steps is not None
-    assert result.steps_cut is not None
     numbers = [step.arguments["number"] for step in result.steps]
     kept = result.steps_cut.kept
     assert numbers[:kept] == list(range(kept))
@@ -182,24 +161,15 @@ def test_a_log_keeps_the_first_and_the_last_steps_of_any_number() -> None:
     assert size(result) <= MAX_STEPS_BYTES
 
 
-def test_a_log_without_much_in_it_keeps_all() -> None:
-    log = StepLog()
-    assert (log.steps, log.cut) == ((), None)
-    for number in range(10):
-        log.add(tool_step(number))
-    assert ([step.arguments for step in log.steps], log.cut) == ([*range(10)], None)
-
-
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters()),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(st.characters()), inner),
 )
 
 
-@given(st.lists(JSON, max_size=5), st.integers(1, 2000))
-def test_steps_of_any_json_are_within_the_limit_and_cut_no_further_when_cut_again(
-    values: list[Any], times: int
-) -> None:
+@settings(max_examples=25)
+@given(st.lists(JSON, max_size=5), st.sampled_from([1, 2, 30, 1500]))
+def test_any_json_is_within_the_limit_and_cut_no_further_when_cut_again(values: list[Any], times: int) -> None:
     steps, cut = cut_steps([tool_step(value) for value in values] * times)
     wire = stored(steps, cut)
     assert size(wire) <= MAX_STEPS_BYTES

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
-from quintain.routes import ADMIT, AMEND, HEARTBEAT, INFO, INVOKE, LIST, OPEN, REGISTER, RELEASE, RESERVE, SETTLE, SHOW
+from quintain.routes import INVOKE
 from quintain.topology import (
     METADATA_TOPOLOGY,
     POISON_TOPOLOGY,
@@ -20,13 +18,6 @@ from quintain.topology import (
     target_queue,
     target_topology,
 )
-
-
-@pytest.mark.parametrize("route", [INFO, OPEN, AMEND, RESERVE, RELEASE, LIST, SHOW, REGISTER, HEARTBEAT, ADMIT, SETTLE])
-def test_every_route_of_the_metadata_service_is_bound_to_one_queue(route: object) -> None:
-    exchange, key = route.exchange, route.key  # type: ignore[attr-defined]
-    bound = [one.queue.name for one in METADATA_TOPOLOGY.bindings if (one.exchange, one.key) == (exchange, key)]
-    assert len(bound) == 1
 
 
 def test_the_metadata_service_declares_every_exchange_and_the_others_their_queues_alone() -> None:

@@ -32,10 +32,7 @@ def test_no_text_makes_an_attribute_a_link_an_image_or_a_script(text: str) -> No
 @pytest.mark.parametrize(
     "text",
     [
-        "see [a *b*](http://c 'd')",
-        "![a [c](d)](b.png)",
-        "<http://a>",
-        "[a]: http://b\n\n[a]",
+        *("see [a *b*](http://c 'd')", "![a [c](d)](b.png)", "<http://a>", "[a]: http://b\n\n[a]"),
         "x <b>y</b>\n\n<!-- c -->\nd",
     ],
 )

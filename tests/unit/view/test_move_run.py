@@ -61,18 +61,6 @@ async def test_a_deleted_run_is_in_the_trash_with_all_that_was_in_it(client: htt
     assert (await post(client, "one", delete="yes")).status_code == 404
 
 
-async def test_a_renamed_run_is_shown_by_its_new_name(client: httpx2.AsyncClient, runs: Path) -> None:
-    assert (await post(client, "one", to="ריצה 2")).status_code == 200
-    assert names_in(runs) == ["ריצה 2"]
-    assert (await client.get(f"/run/{quote('ריצה 2')}")).status_code == 200
-    assert (await post(client, "ריצה 2", to="one")).status_code == 200
-    assert (await client.get("/run/one")).status_code == 200
-    # One that was named itself is still shown.
-    folders = RunFolders([runs / "one"])
-    folders.move(runs / "one", "two")
-    assert [source.name for source in folders.sources()] == ["two"]
-
-
 NO_NAMES = ["", ".", "..", ".hidden", "a/b", "../one", "/tmp/x", "taken", "one", " one"]
 
 

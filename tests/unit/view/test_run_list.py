@@ -52,13 +52,6 @@ def test_a_trend_has_the_pass_rate_of_each_target_with_its_interval(tmp_path: Pa
     assert [point.low > point.y >= point.high for point in points] == [True, True], "an interval is around its rate"
 
 
-def test_a_run_that_passed_says_what_passed(tmp_path: Path) -> None:
-    write_run(tmp_path / "half", 1, [1.0, 0.0])
-    write_run(tmp_path / "worse", 2, [1.0, 0.0, 0.0])
-    statuses = [line.status for line in run_list(RunFolders([tmp_path]).sources())]
-    assert statuses == ["below threshold", "mean 0.500, threshold 0.5"]
-
-
 def test_words_are_looked_for_in_run_evaluation_target_and_status(tmp_path: Path) -> None:
     write_run(tmp_path / "Nightly", 1, [1.0], evaluation="support.yaml")
     write_run(tmp_path / "begun", 2, [1.0], ended=False)

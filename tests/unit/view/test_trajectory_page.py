@@ -11,7 +11,7 @@ from quintain_view.html_report import read_trajectories, write_html_report
 from quintain_view.reading import ContentMissing
 from quintain_view.render import ServedLinks, render
 from quintain_view.trajectory_files import TRAJECTORIES_PER_PAGE, list_trajectories, read_trajectory, trajectory_version
-from quintain_view.trajectory_page import STEPS_PER_PAGE, RunState, TrajectoryPage, TrajectoryRecord, trajectory_page
+from quintain_view.trajectory_page import RunState, TrajectoryPage, TrajectoryRecord, trajectory_page
 from support.html_reports import assert_harmless, cards_of
 from support.results_folder import HOSTILE, graded_row, write_results
 
@@ -78,15 +78,6 @@ def test_an_event_without_a_reply_waits_only_while_the_run_goes_on(last: str) ->
     (step,) = page.steps
     assert (step.reply, step.waits_since, page.waiting) == (None, None, [])
     assert page.state is (RunState.ENDED if last == "end" else RunState.STOPPED)
-
-
-def test_a_long_run_has_pages_and_one_that_goes_on_shows_its_last() -> None:
-    lines = [line("emit", number, content=str(number)) for number in range(STEPS_PER_PAGE + 1)]
-    ended = page_of(*lines, line("end", 999))
-    assert (ended.page, ended.pages, len(ended.steps)) == (1, 2, STEPS_PER_PAGE)
-    running = page_of(*lines, is_written=True)
-    assert (running.page, len(running.steps)) == (2, 1)
-    assert page_of(*lines, page=99).page == 2
 
 
 def test_a_file_that_is_cut_anywhere_has_a_page(tmp_path: Path) -> None:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from contextlib import closing
+from itertools import product
 from pathlib import Path
-from urllib.parse import quote_plus, unquote_plus
+from urllib.parse import parse_qsl, quote_plus, unquote_plus
 
+import apsw
 import pytest
 
-from generate.checkout import tracked
 from quintain.contracts.invoke import TokenUsage
 from quintain_runner.report.run_file import read_run
-from quintain_runner.results.row import Answer, GraderRow, Row, RowCase, RowStatus
+from quintain_runner.results.row import GraderRow, Row, RowCase, RowStatus
 from quintain_runner.spec.grader_options import Reducers
+from quintain_view import index_reader
 from quintain_view.filters import Repeats, Shown, SortOrder, TrialFilter, TrialState
-from quintain_view.index_reader import RowMoved, open_index, read_rows, worst_answers
-from quintain_view.index_writer import IndexProgress, update_index, update_index_step
+from quintain_view.index_reader import IndexReader, RowMoved, open_index, read_rows, worst_answers
+from quintain_view.index_writer import IndexProgress, index_path, update_index, update_index_step
 from support.results_folder import errored_row, graded_row, write_results
 
 
@@ -66,9 +70,7 @@ def folder(tmp_path: Path) -> Path:
         ("show=error&show=inDoubt", ["broken", "unknown"]),
         ("show=stale", ["old"]),
         ("target=other", ["low", "disputed"]),
-        ("target=nobody", []),
-        ("grader=judge", ["disputed"]),
-        ("grader=nobody", []),
+        *(("target=nobody", []), ("grader=judge", ["disputed"]), ("grader=nobody", [])),
         ("min=0.5&max=0.9", ["low", "middle", "old", "disputed"]),
         ("is=bot:failed", ["low"]),
         ("is=bot:failed&is=other:passed", ["low"]),
@@ -78,15 +80,9 @@ def folder(tmp_path: Path) -> Path:
         ("is=other:failed&sort=duration", ["disputed"]),
         ("is=bot:error", ["broken"]),
         ("is=bot:stale&is=bot:nothing", ["low", "high", "middle", "broken", "unknown", "old", "disputed"]),
-        ('q="lies by a"', ["low"]),
-        ('q="lies a"', []),
-        ('q="a lake" zür', ["low"]),
-        ('q="lies by', ["low"]),
-        ("q=lake&in=answer", ["low"]),
-        ("q=lake&in=reason", []),
-        ("q=low&in=question", ["low"]),
-        ("q=zurich", ["low"]),
-        ("q=ZÜR lak", ["low"]),
+        *(('q="lies by a"', ["low"]), ('q="lies a"', []), ('q="a lake" zür', ["low"]), ('q="lies by', ["low"])),
+        *(("q=lake&in=answer", ["low"]), ("q=lake&in=reason", []), ("q=low&in=question", ["low"])),
+        *(("q=zurich", ["low"]), ("q=ZÜR lak", ["low"])),
         ("q=provider_error", ["broken", "unknown"]),
         ('q=" OR 1) --', []),
         ("q=*", ["low", "high", "middle", "broken", "unknown", "old", "disputed"]),
@@ -251,10 +247,7 @@ def test_a_case_of_many_rows_is_found_by_the_words_of_each(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "odd",
     [
-        {"score": 1e300},
-        {"score": float("nan")},
-        {"duration_ms": 1e300},
-        {"repeat": 10**30},
+        *({"score": 1e300}, {"score": float("nan")}, {"duration_ms": 1e300}, {"repeat": 10**30}),
         {"token_usage": TokenUsage(input=10**30, output=10**30)},
         {"graders": {"same": GraderRow(score=float("-inf"), passed=False)}},
     ],
@@ -266,26 +259,6 @@ def test_a_row_with_an_impossible_number_is_listed(tmp_path: Path, odd: dict[str
         assert sorted(found(tmp_path, f"sort={order}")) == ["odd", "plain"]
 
 
-def test_the_index_is_at_most_three_fifths_of_the_results(tmp_path: Path) -> None:
-    source = random.Random(7)
-    words = " ".join(path.read_text() for path in tracked("docs/*.md")).split()
-
-    def text(count: int) -> str:
-        begin = source.randrange(len(words) - count)
-        return " ".join(words[begin : begin + count])
-
-    answer, rows = Answer(request_id=f"run-{'0' * 64}", model="m", finish_reason="stop"), []
-    for number in range(600):
-        fields = {"case": RowCase(question=text(20)), "answer": answer}
-        for target in "abcd":
-            row = graded_row(f"case-{number}", round(source.random(), 2), target=target, output=text(30))
-            rows.append(row.with_fields(**fields))
-    write_rows(tmp_path, rows)
-    update_index(tmp_path)
-    share = (tmp_path / "view.sqlite3").stat().st_size / (tmp_path / "results.jsonl").stat().st_size
-    assert share <= 0.6
-
-
 def test_an_answer_that_is_not_compared_yet_is_found_as_that_alone(tmp_path: Path) -> None:
     waiting = graded_row("waiting", 0.0).with_fields(status=RowStatus.UNCOMPARED, score=None, graders={})
     write_results(tmp_path / "run", [graded_row("good", 1.0), waiting])
@@ -293,3 +266,74 @@ def test_an_answer_that_is_not_compared_yet_is_found_as_that_alone(tmp_path: Pat
     states = {state: found(tmp_path / "run", f"show={state}") for state in TrialState}
     assert {state: ids for state, ids in states.items() if "waiting" in ids} == {TrialState.UNCOMPARED: ["waiting"]}
     assert found(tmp_path / "run", "is=bot:uncompared") == ["waiting"]
+
+
+# How lists are read from a large index: in an order that it has, up to the end of the page.
+
+
+FILTERS = ["", "show=failed", "show=passed&show=failed", "show=stale", "grader=same", "target=bot", "min=0", "max=0.5"]
+FILTERS += ["show=failed&min=0.1&target=bot&grader=same", "show=stale&show=error"]
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[apsw.Connection]:
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    rows = [graded_row(f"case-{number}", number % 3 / 2, output="some words") for number in range(30)]
+    write_results(folder, rows)
+    update_index(folder)
+    with closing(apsw.Connection(str(index_path(folder)))) as connection:
+        yield connection
+
+
+def statements(connection: apsw.Connection, query: str, order: SortOrder) -> list[tuple[str, tuple[object, ...]]]:
+    """What a page of this list asks of the index, with the values."""
+    pairs = [(name, value) for name, _, value in (part.partition("=") for part in query.split("&")) if name]
+    reader, asked = IndexReader(connection), []
+
+    def note(_: apsw.Cursor, sql: str, values: object) -> bool:
+        asked.append((sql, tuple(values) if isinstance(values, tuple) else ()))
+        return True
+
+    connection.exec_trace = note
+    try:
+        reader.list_page(TrialFilter.from_query([*pairs, ("sort", order)]), offset=0, limit=5)
+    finally:
+        connection.exec_trace = None
+    return asked
+
+
+@pytest.mark.parametrize(("query", "order"), [*product(FILTERS, SortOrder)])
+def test_no_list_is_sorted_when_it_is_read(index: apsw.Connection, query: str, order: SortOrder) -> None:
+    lists = [(sql, values) for sql, values in statements(index, query, order) if "ORDER BY" in sql]
+    plans = [str(row[3]) for sql, values in lists for row in index.execute(f"EXPLAIN QUERY PLAN {sql}", values)]
+    # All cases in the order of the results are numbers without gaps.
+    assert plans or (not query and order in {SortOrder.CASE, SortOrder.GRADER, SortOrder.TAG})
+    assert [plan for plan in plans if "TEMP B-TREE" in plan] == []
+
+
+@pytest.mark.parametrize("looked_up", [1, 2, 500])
+@pytest.mark.parametrize("query", ["", "show=passed", "sort=score", "show=failed&sort=duration", "q=some", "q=none"])
+def test_the_next_and_the_previous_failure_are_those_of_the_list(
+    index: apsw.Connection, query: str, looked_up: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index_reader, "_LOOKED_UP", looked_up)
+    reader, trial_filter = IndexReader(index), TrialFilter.from_query(parse_qsl(query))
+    listed = [case.case_no for case in reader.list_cases(trial_filter, offset=0, limit=100)]
+    failed = [any(trial.outcome for trial in reader.trials_of(number)) for number in listed]
+    for place, number in enumerate(listed):
+        after = next((one for one in range(place + 1, len(listed)) if failed[one]), place)
+        before = next((one for one in range(place - 1, -1, -1) if failed[one]), place)
+        assert reader.next_failure(trial_filter, place, 1) == (listed[after], after), number
+        assert reader.next_failure(trial_filter, place, -1) == (listed[before], before), number
+    assert reader.next_failure(trial_filter, len(listed), 1) is None
+    assert (reader.next_failure(trial_filter, 10**9, -1) is None) == (not listed)
+
+
+@pytest.mark.parametrize("is_common", [False, True])
+@pytest.mark.parametrize("query", ["q=some", "q=some&show=failed", "q=wor&grader=same&min=0.5"])
+def test_words_are_looked_for_once(
+    index: apsw.Connection, query: str, is_common: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quintain_view.index_reader.COMMON_TEXTS", 0 if is_common else 1_000)
+    for order in SortOrder:
+        assert sum("MATCH" in sql for sql, _ in statements(index, query, order)) == 1
