@@ -88,18 +88,20 @@ async def test_a_call_that_still_waits_is_504_before_its_client_gives_up(fleet: 
             assert await door.read_call_count() == 1
 
 
-@pytest.mark.parametrize(
-    ("client", "options"), [("chat", {}), ("messages", {"default_headers": {"idempotency-key": "mine"}})]
-)
-async def test_a_call_at_its_provider_goes_on_and_the_clients_retry_joins_it(
-    fleet: ModelFleet, client: str, options: dict[str, Any]
-) -> None:
-    answer = (CHAT if client == "chat" else ANTHROPIC).answer("Fine.")
-    fleet.provider.set_responses(ScriptedResponse(body=answer, delay_seconds=3))
-    fleet.provider.requests.clear()
-    token, model = await fleet.token(), "model" if client == "chat" else "claude"
-    assert await ask(fleet, client, model, token, timeout=2, max_retries=9, **options) == "Fine."
-    assert len(fleet.provider.requests) == 1
+async def test_a_call_at_its_provider_goes_on_and_the_clients_retry_joins_it(fleet: ModelFleet) -> None:
+    fleet.provider.response_for = lambda request: ScriptedResponse(
+        body=(CHAT if "chat" in request.path else ANTHROPIC).answer("Fine."), delay_seconds=3
+    )
+    asked, token = len(fleet.provider.requests), await fleet.token()
+    named = {"default_headers": {"idempotency-key": "mine"}}
+    try:
+        answers = await asyncio.gather(
+            ask(fleet, "chat", "model", token, timeout=2, max_retries=9),
+            ask(fleet, "messages", "claude", token, timeout=2, max_retries=9, **named),
+        )
+    finally:
+        fleet.provider.response_for = None
+    assert (answers, len(fleet.provider.requests) - asked) == (["Fine."] * 2, 2)
 
 
 async def test_a_stream_of_a_call_at_its_provider_is_kept_open(fleet: ModelFleet) -> None:
@@ -194,25 +196,28 @@ def attempt(number: int) -> dict[str, str]:
     return {"x-stainless-retry-count": str(number)}
 
 
-async def test_only_a_retry_with_one_candidate_of_its_session_joins_a_call(tmp_path: Path) -> None:
-    async with open_door(tmp_path) as (door, fleet):
+async def test_a_retry_joins_the_call_that_its_client_left_and_begins_with_the_first_word(tmp_path: Path) -> None:
+    async with open_door(tmp_path) as (door, _):
         await post_and_leave(door, model="words", stream=True)
         response = await door.http.post(PATH, json={**ASK, "model": "words", "stream": True}, headers=attempt(1))
         events = [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: {")]
         text = "".join(event["choices"][0]["delta"].get("content", "") for event in events)
-        # It joins, and begins with the first word.
         assert (text, await door.read_call_count()) == ("one two three four", 1)
-        await post_and_leave(door, times=2)
-        assert (await door.http.post(PATH, json=ASK, headers=attempt(1))).status_code == 200
-        assert await door.read_call_count() == 4  # two candidates: it is a call of its own
-    async with open_door(tmp_path) as (door, fleet):
-        await post_and_leave(door, temperature=1)
-        assert (await door.http.post(PATH, json={**ASK, "temperature": 0}, headers=attempt(1))).status_code == 200
-        assert await door.read_call_count() == 2  # another body
-        await post_and_leave(door)
-        async with open_gateway_client(fleet.gateway_url, (await fleet.open_session("slow", 5)).token) as other:
-            assert (await other.http.post(PATH, json=ASK, headers=attempt(1))).status_code == 200
-            assert await other.read_call_count() == 1
+
+
+async def test_only_a_retry_with_one_candidate_of_its_session_joins_a_call(tmp_path: Path) -> None:
+    async def answered(door: GatewayClient, **body: object) -> None:
+        assert (await door.http.post(PATH, json={**ASK, **body}, headers=attempt(1))).status_code == 200
+
+    async with open_door(tmp_path) as (door, fleet), contextlib.AsyncExitStack() as stack:
+        tokens = [(await fleet.open_session("slow", 5)).token for _ in range(3)]
+        two, other, stranger = [
+            await stack.enter_async_context(open_gateway_client(fleet.gateway_url, token)) for token in tokens
+        ]
+        await asyncio.gather(post_and_leave(two, times=2), post_and_leave(other, temperature=1), post_and_leave(door))
+        # Two candidates, another body, another session: each is a call of its own.
+        await asyncio.gather(answered(two), answered(other, temperature=0), answered(stranger))
+        assert [await each.read_call_count() for each in (two, other, stranger)] == [3, 2, 1]
 
 
 async def test_a_call_that_no_retry_joins_is_cancelled(tmp_path: Path) -> None:
