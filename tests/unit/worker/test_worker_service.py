@@ -22,6 +22,7 @@ from support.fake_ledger_service import FakeEvaluator, FakeLedgerService, grant,
 from support.quick import timings
 from support.running_worker import GatedProvider, next_fault, next_result, running_worker
 from support.skipped_time import skip_waits
+from support.waiting import wait_until
 
 
 @pytest.fixture
@@ -270,6 +271,7 @@ async def test_a_worker_that_is_refused_beats_all_the_same_and_its_card_says_why
     )
     starting = asyncio.get_running_loop().create_task(worker.start())
     incarnations = {(await next_item(ledger.heartbeats)).incarnation for _ in range(5)}
+    await wait_until(lambda: worker.card().problem)
     assert (worker.card().problem, worker.card().targets) == ("protocol: 99 is not spoken here", [])
     assert not starting.done()
     told = [message for message in caplog.messages if "99" in message]
