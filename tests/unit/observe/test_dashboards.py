@@ -48,18 +48,6 @@ def test_an_alert_asks_for_series_that_are_there_and_says_what_to_do(rule: dict[
     assert f"`{rule['alert']}`" in PAGE
 
 
-def test_the_panels_have_numbers_of_their_own_and_do_not_overlap() -> None:
-    panels = DASHBOARD["panels"]
-    assert len({panel["id"] for panel in panels}) == len(panels)
-    taken = [
-        (x, y)
-        for place in (panel["gridPos"] for panel in panels)
-        for x in range(place["x"], place["x"] + place["w"])
-        for y in range(place["y"], place["y"] + place["h"])
-    ]
-    assert len(set(taken)) == len(taken)
-
-
 def test_the_names_are_prometheus() -> None:
     for name, kind in metric_kinds().items():
         assert re.fullmatch(r"quintain_[a-z_]+[a-z]", name)

@@ -43,13 +43,6 @@ def test_repeats_that_are_all_alike_say_no_more_than_one() -> None:
     assert (thrice.low, thrice.high) == pytest.approx((once.low, once.high), abs=1e-12)
 
 
-def test_repeats_that_differ_like_independent_samples_count_one_by_one() -> None:
-    values = np.random.default_rng(1).binomial(4, 0.7, size=4000).astype(float)
-    interval = share_interval(Clusters(values, np.full(4000, 4.0)))
-    strangers = wilson(values.sum(), 16000)
-    assert interval.high - interval.low == pytest.approx(strangers.high - strangers.low, rel=0.05)
-
-
 def test_the_standard_error_is_the_clustered_one_by_hand() -> None:
     # Means 1, 0.5 and 0 of two rows each about 0.5: residues 1, 0 and -1, so sqrt(3/2 * 2) / 6.
     assert standard_error(clusters(2.0, 1.0, 0.0, rows=2.0)) == pytest.approx(3**0.5 / 6)

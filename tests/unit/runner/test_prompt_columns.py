@@ -8,11 +8,6 @@ import xml.etree.ElementTree as ET
 from collections import Counter
 from pathlib import Path
 
-from quintain.contracts.invoke import InvokeRequest
-from quintain.errors import TargetUnavailable
-from quintain_runner.engine.run_settings import ErrorPolicy
-from quintain_runner.report.progress import ProgressState
-from quintain_runner.report.progress_display import NoProgressDisplay
 from quintain_runner.report.report_files import render_markdown, write_csv, write_junit
 from quintain_runner.report.run_report import read_report
 from quintain_runner.report.summary import RunSummary
@@ -94,21 +89,3 @@ async def test_each_prompt_and_target_is_a_column_of_every_table(tmp_path: Path)
     assert record["configuration"]["prompts"] == ["plain", "brief"]
     assert list(record["targets"]) == list(record["statistics"]["targets"]) == COLUMNS
     assert (record["targets"]["bot · brief"]["target"], record["targets"]["bot · brief"]["prompt"]) == ("bot", "brief")
-
-
-async def test_a_parked_target_is_parked_under_every_prompt(tmp_path: Path) -> None:
-    async def broken(request: InvokeRequest) -> str:
-        if request.target == "bot":
-            raise TargetUnavailable("no such model")
-        return request.question or ""
-
-    world = World(tmp_path)
-    world.folder.client.answer = broken
-    world.folder.error_policy = ErrorPolicy(max_errors=2)
-    world.folder.concurrency = 1
-    states: list[ProgressState] = []
-    world.folder.progress = NoProgressDisplay()
-    world.folder.progress.start = states.append
-    summary = await world.run()
-    assert (list(summary.parked_targets), summary.per_target["other · plain"].passed) == (["bot"], 4)
-    assert [gauge.is_parked for gauge in states[0].target_gauges.values()] == [True, True, False, False]

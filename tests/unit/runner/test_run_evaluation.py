@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from quintain.contracts.invoke import InvokeRequest
-from quintain.errors import BrokerUnavailable, ConfigError, ProviderFailed
+from quintain.errors import BrokerUnavailable, ConfigError
 from quintain_runner.engine.run import update_budget
 from quintain_runner.engine.session import PlanSession
 from quintain_runner.report.progress import ProgressState
-from quintain_runner.report.progress_display import NoProgressDisplay
 from quintain_runner.results.counts import ResumeState
 from quintain_runner.results.row import Row, RowKey
 from support.evaluations import EXACT, EvaluationFolder, cases, write_evaluation
@@ -50,19 +49,6 @@ async def test_a_call_that_is_refunded_does_not_make_the_counter_run_backwards(t
     assert shown == [81, 81, 89]
     update_budget(board, info, session, has_ended=True)
     assert board.calls == 139
-
-
-async def test_a_trial_that_failed_is_projected_for_the_next_command_and_not_for_this_one(tmp_path: Path) -> None:
-    seen: list[ProgressState] = []
-
-    class RecordingDisplay(NoProgressDisplay):
-        def start(self, progress_state: ProgressState) -> None:
-            seen.append(progress_state)
-
-    folder = prepared(tmp_path, 5, client=FakeClient(ProviderFailed("not reached")))
-    folder.progress = RecordingDisplay()
-    await folder.run()
-    assert [(board.projected_calls, board.estimated_calls_left) for board in seen] == [(0, 5)]
 
 
 async def test_a_fleet_that_is_gone_ends_the_run_with_its_reason_and_keeps_the_rows(tmp_path: Path) -> None:

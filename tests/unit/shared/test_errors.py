@@ -65,13 +65,6 @@ def test_a_fault_travels_and_is_raised_as_itself(code: str, charged: bool) -> No
     assert str(got) == "what, where, why"
 
 
-@pytest.mark.parametrize("code", list(FAULTS))
-def test_a_fault_without_words_says_its_own(code: str) -> None:
-    fault = FAULTS[code]()
-    assert fault.message == (FAULTS[code].__doc__ or "").strip()
-    assert "\n" not in fault.message
-
-
 def test_a_fault_on_the_wire_has_the_protocols_keys_and_no_absent_ones() -> None:
     body = json.loads(FaultReply.from_fault(errors.Overloaded("later", retry_after_ms=5)).to_wire())
     assert body == {

@@ -180,14 +180,6 @@ async def test_a_service_that_never_comes_up_is_said_with_its_mend(rpc_client: R
     assert rpc_client.in_flight == 0
 
 
-async def test_a_fault_is_raised_as_what_it_is(rpc_client: RpcClient, service: ScriptedService) -> None:
-    asking = start_release(rpc_client, "r1")
-    await send_reply(service.bus, await service.requests.get(), Overloaded("paused", retry_after_ms=70))
-    with pytest.raises(Overloaded, match="^paused$") as fault:
-        await asking
-    assert fault.value.retry_after_ms == 70
-
-
 @pytest.mark.parametrize(("kind", "body"), [("result", b"{}"), ("result", b"junk"), ("fault", b'{"error": 7}')])
 async def test_an_answer_nobody_can_read_is_not_the_askers_mistake(
     rpc_client: RpcClient, service: ScriptedService, kind: str, body: bytes
