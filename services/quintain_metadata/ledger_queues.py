@@ -7,8 +7,9 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -95,9 +96,8 @@ class AdmitReplySender:
     """Sends admissions to the worker that asked. Two that have the same address are equal."""
 
     address: tuple[str | None, str | None]
-    bus: Bus = field(compare=False)
     ledger: Ledger = field(compare=False)
-    delivery: Delivery = field(compare=False)
+    send_reply: Callable[[AdmitReply], Awaitable[object]] = field(compare=False)
     large_replays: LargeReplays = field(compare=False)
 
     async def __call__(self, items: list[Admission], waiting_ids: list[str]) -> None:
@@ -128,7 +128,7 @@ class AdmitReplySender:
 
     async def _send(self, items: list[Admission], waiting_ids: list[str]) -> None:
         now = await self.ledger.now()
-        await send_reply(self.bus, self.delivery, AdmitReply(items=items, held=waiting_ids or None, now=now))
+        await self.send_reply(AdmitReply(items=items, held=waiting_ids or None, now=now))
 
 
 class AdmitConsumer:
@@ -140,8 +140,8 @@ class AdmitConsumer:
 
     async def __call__(self, delivery: Delivery) -> None:
         """Decide one batch, and acknowledge it; a batch that cannot be decided is answered with its fault."""
-        address = (delivery.reply_to, delivery.correlation_id)
-        sender = AdmitReplySender(address, self._bus, self._ledger, delivery, self._large_replays)
+        address, reply = (delivery.reply_to, delivery.correlation_id), partial(send_reply, self._bus, delivery)
+        sender = AdmitReplySender(address, self._ledger, reply, self._large_replays)
         try:
             batch, problems = read_batch(AdmitBatch, Admit, delivery.body)
             if refusals := _refusals(problems):
@@ -153,6 +153,18 @@ class AdmitConsumer:
         except Exception as defect:
             await send_reply(self._bus, delivery, log_defect(defect, "deciding admits"))
         await delivery.ack()
+
+    async def admit(self, batch: AdmitBatch, on_reply: Callable[[AdmitReply], None]) -> None:
+        """Decide a batch of a worker in this process; ``on_reply`` is called with each answer."""
+
+        async def reply(answer: AdmitReply) -> None:
+            on_reply(answer)
+
+        sender = AdmitReplySender((None, batch.incarnation), self._ledger, reply, self._large_replays)
+        try:
+            await self._admission_queue.admit(batch, sender)
+        except Exception as defect:  # the worker repeats what is not answered
+            log_defect(defect, "deciding admits")
 
 
 class SettleConsumer:
@@ -170,19 +182,18 @@ class SettleConsumer:
             log.error("An unreadable settle was dropped: %s", fault.message)
             await delivery.ack()
             return
-        items = batch.items
-        self._metrics.count_settles(items)
-        ended = await self._apply(items)
+        ended = await self.apply(batch.items)
         await delivery.ack()
         await self._admission_queue.on_ended(ended)
 
-    async def _apply(self, items: list[Settle]) -> list[AttemptEnded]:
+    async def apply(self, items: list[Settle]) -> list[AttemptEnded]:
         """Apply settles, retrying while the ledger is out of reach; returns what they show of their attempts.
 
         They are not requeued, because a requeue counts as a delivery, and the queue drops a message that is delivered
         too often. A settle that failed is logged and dropped, so that it is not retried for ever and does not affect
         its batch.
         """
+        self._metrics.count_settles(items)
         started_at, ended = time.perf_counter(), list[AttemptEnded]()
         while True:
             outcomes = await self._admission_queue.operations.run(items)

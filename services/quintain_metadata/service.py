@@ -11,14 +11,14 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_fixed
 
 from quintain.bus.base import Bus, Consumer, Delivery, Handler
 from quintain.contracts.credentials import SessionToken, digest
 from quintain.contracts.headers import PROTOCOL_VERSION
-from quintain.contracts.ledger import OpenChild, Register
+from quintain.contracts.ledger import AdmitBatch, AdmitReply, OpenChild, Register, SettleBatch
 from quintain.contracts.message import CLIENT_QUEUE_PREFETCH, Message
 from quintain.contracts.service_card import ServiceCard
 from quintain.errors import BadRequest, BudgetUnavailable, BusError, Fault
@@ -26,7 +26,7 @@ from quintain.fleet.beats import ServiceIdentity, send_beats
 from quintain.routes import ADMIT, METADATA_BEAT, OPEN_CHILD, REGISTER
 from quintain.rpc.groups import group_handler
 from quintain.rpc.server import log_defect, result_or_fault, send_reply
-from quintain.runtime.concurrency import cancel_and_wait, running_task
+from quintain.runtime.concurrency import cancel_and_wait, running_task, start_task
 from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain.topology import (
     ADMIT_QUEUE,
@@ -99,6 +99,7 @@ class MetadataService:
         self._sweep_task: asyncio.Task[None] | None = None
         self._grant_task: asyncio.Task[None] | None = None
         self._beat_task: asyncio.Task[None] | None = None
+        self._fill_tasks: set[asyncio.Task[object]] = set()
         self._gauges_read_at = -math.inf
 
     async def start(self) -> None:
@@ -160,6 +161,17 @@ class MetadataService:
         )
         await self._heartbeats.stop()
         await cancel_and_wait(self._sweep_task, self._grant_task, self._beat_task)
+        await asyncio.gather(*self._fill_tasks)
+
+    async def admit(self, batch: AdmitBatch, on_reply: Callable[[AdmitReply], None], _: str) -> None:
+        """Decide admits of a worker in this process, for which the service is its `LedgerPort`."""
+        await self._admits.admit(batch, on_reply)
+
+    async def settle(self, batch: SettleBatch) -> None:
+        """Record settles of a worker in this process; returns when they are in the ledger."""
+        ended = await self._settles.apply(batch.items)
+        work = result_or_fault(self._admission_queue.on_ended(ended), "filling what ended calls have freed")
+        start_task(self._fill_tasks, work, name="fill")
 
     def card(self) -> ServiceCard:
         """Return the card that the service sends in its heartbeats; waiting admits count as in flight."""

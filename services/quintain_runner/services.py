@@ -20,7 +20,7 @@ from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain_gateway.server import run_agent_gateway, run_gateway
 from quintain_gateway.settings import BindAddress, GatewayLimits
 from quintain_metadata.replicas import leading
-from quintain_metadata.service import running_metadata
+from quintain_metadata.service import MetadataService, running_metadata
 from quintain_metadata.store.opening import open_ledger_or_wait
 from quintain_worker.worker import Worker, run_worker
 
@@ -86,8 +86,10 @@ async def run_fleet(plan: FleetPlan) -> AsyncIterator[Fleet]:
             start_window_seconds=0,
             retention_days=plan.retention_days,
         )
-        await stack.enter_async_context(metadata)
-        await stack.enter_async_context(_run_fleet_worker(plan, await open_named_bus("worker")))
+        service = await stack.enter_async_context(metadata)
+        # One that may lose its lead sends no answer then, which its bus sees to.
+        port = service if ledger.leadership is None else None
+        await stack.enter_async_context(_run_fleet_worker(plan, await open_named_bus("worker"), port))
         gateway_bus = await open_named_bus("gateway")
         address = BindAddress(port=plan.port, allowed_hosts=plan.allowed_hosts)
         gateway = run_gateway(gateway_bus, address, plan.limits or GatewayLimits(), timings=plan.timings)
@@ -97,7 +99,9 @@ async def run_fleet(plan: FleetPlan) -> AsyncIterator[Fleet]:
         memory.close()
 
 
-def _run_fleet_worker(plan: FleetPlan, bus: Bus) -> contextlib.AbstractAsyncContextManager[Worker]:
+def _run_fleet_worker(
+    plan: FleetPlan, bus: Bus, ledger: MetadataService | None
+) -> contextlib.AbstractAsyncContextManager[Worker]:
     # The worker id is derived from machine and path; hashed, because ids are visible to the whole fleet.
     sole_id = (
         None
@@ -112,4 +116,5 @@ def _run_fleet_worker(plan: FleetPlan, bus: Bus) -> contextlib.AbstractAsyncCont
         agent_gateway=partial(run_agent_gateway, bus),
         timings=plan.timings,
         consumer_timeout_seconds=plan.consumer_timeout_seconds,
+        ledger=ledger,
     )

@@ -19,20 +19,16 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from quintain.bus.base import Bus, Delivery, Envelope
 from quintain.bus.failure_log import FailureLog
 from quintain.contracts.ledger import Admission, Admit, AdmitBatch, AdmitReply
 from quintain.errors import BudgetUnavailable, BusError, Expired, Fault, QueueFull, Unroutable
 from quintain.observe.semconv import ATTEMPT, CALL_COUNT, OUTCOME, AttributeValue
 from quintain.routes import ADMIT
-from quintain.rpc.requests import RpcClient
 from quintain.runtime.concurrency import BatchSender
 from quintain.timings import Clock, Timings
+from quintain_worker.ledger_port import LedgerPort
 
 log = logging.getLogger(__name__)
-
-#: All admits of a worker share one correlation id: their answers are matched by the attempt id.
-CORRELATION_ID = "admit"
 
 #: How often the pending admits are checked for resends and timeouts, per repeat interval: one timer serves all.
 CHECKS_PER_REPEAT = 12
@@ -88,9 +84,8 @@ class _PendingAdmit:
 class AdmissionClient:
     """Sends the worker's admission requests to the metadata service and matches the answers to them."""
 
-    def __init__(self, bus: Bus, rpc_client: RpcClient, clock: Clock, incarnation: str, timings: Timings) -> None:
-        self._bus, self._rpc_client, self._clock, self._incarnation = bus, rpc_client, clock, incarnation
-        self._timings = timings
+    def __init__(self, ledger: LedgerPort, clock: Clock, incarnation: str, timings: Timings) -> None:
+        self._ledger, self._clock, self._incarnation, self._timings = ledger, clock, incarnation, timings
         self._pending: dict[str, _PendingAdmit] = {}
         #: Those that were not sent yet, in order; some may have ended meanwhile.
         self._unsent: deque[_PendingAdmit] = deque()
@@ -103,10 +98,6 @@ class AdmissionClient:
         #: The key says whether the requests are sent for the first time.
         self._batches = BatchSender[bool, _PendingAdmit](self._send, max_concurrent=2)
         self._check_timer: asyncio.TimerHandle | None = None
-
-    def start(self) -> None:
-        """Subscribe to the answers of the metadata service."""
-        self._rpc_client.subscribe(CORRELATION_ID, self._on_answer)
 
     def stop(self) -> None:
         """Resolve all pending admits with None, now and from now on: the worker stops."""
@@ -213,21 +204,10 @@ class AdmissionClient:
         One that cannot be sent is repeated with the calls that wait for it.
         """
         key = (self._own_key if is_first else None) or ADMIT.key
+        admits = AdmitBatch.unchecked(incarnation=self._incarnation, items=[each.admit for each in batch])
         try:
-            envelope = Envelope(
-                body=AdmitBatch.unchecked(
-                    incarnation=self._incarnation, items=[each.admit for each in batch]
-                ).to_wire(),
-                type=ADMIT.key,
-                correlation_id=CORRELATION_ID,
-                reply_to=self._rpc_client.reply_key,
-                expiration_ms=int(self._timings.ledger_silence_seconds * 1000),
-                persistent=False,
-            )
             try:
-                await self._bus.publish(
-                    ADMIT.exchange, key, envelope, timeout_seconds=self._timings.admit_repeat_seconds
-                )
+                await self._ledger.admit(admits, self._on_answer, key)
             except BusError as error:
                 if self._is_queue_gone(key, error):
                     await self._send(False, batch)  # noqa: FBT003 -- a key of `_batches`
@@ -255,15 +235,7 @@ class AdmissionClient:
             self._not_sent.failed(error)
         return False
 
-    def _on_answer(self, delivery: Delivery) -> None:
-        if delivery.type != "result":
-            log.error("The ledger refused a batch of admits; they will be repeated")
-            return
-        try:
-            answer = AdmitReply.from_wire(delivery.body)
-        except Fault as unreadable:
-            log.error("An unreadable answer of the ledger was dropped: %s", unreadable.message)
-            return
+    def _on_answer(self, answer: AdmitReply) -> None:
         self._heard_at = asyncio.get_running_loop().time()
         self._clock.synchronize(answer.now)
         for item in answer.items:

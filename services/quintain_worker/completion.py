@@ -17,18 +17,17 @@ import zlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
-from pydantic_core import from_json, to_json
+from pydantic_core import from_json
 
-from quintain.bus.base import Bus, Delivery, Envelope
+from quintain.bus.base import Bus, Delivery
 from quintain.bus.failure_log import FailureLog
 from quintain.config.prices import Price
 from quintain.contracts.group import GroupItem, count_fitting
 from quintain.contracts.headers import REQUEST_ID_HEADER
 from quintain.contracts.invoke import FaultReply, OutputMessage, Result, TokenUsage, content_text
-from quintain.contracts.ledger import Admission, AttemptOutcome
+from quintain.contracts.ledger import Admission, AttemptOutcome, Settle, SettleBatch
 from quintain.contracts.message import (
     DEFAULT_REPLY_BYTES,
     MAX_BODY_BYTES,
@@ -48,11 +47,11 @@ from quintain.errors import (
     ReplyTooLarge,
     Unroutable,
 )
-from quintain.routes import SETTLE
 from quintain.rpc.server import GroupedReply, ReplyGroups
 from quintain.runtime.concurrency import BatchSender
 from quintain.timings import Timings
 from quintain_worker.attempt import AttemptResult, with_charge
+from quintain_worker.ledger_port import LedgerPort
 from quintain_worker.providers.provider import ProviderAnswer
 
 log = logging.getLogger(__name__)
@@ -212,7 +211,7 @@ class _UnfinishedCall:
     What is logged of it is logged in ``context``, its handler's, which has the ids of the call.
     """
 
-    settle: bytes
+    settle: Settle | None
     reply: Reply | None
     on_settled: OnSettled
     context: contextvars.Context
@@ -228,21 +227,21 @@ class _UnfinishedCall:
 class Completion:
     """Settles, answers and acknowledges the calls of one worker, and repeats what could not be published."""
 
-    def __init__(self, bus: Bus, incarnation: str, timings: Timings) -> None:
-        self._bus, self._incarnation, self._timings = bus, incarnation, timings
+    def __init__(self, bus: Bus, ledger: LedgerPort, incarnation: str, timings: Timings) -> None:
+        self._ledger, self._incarnation, self._timings = ledger, incarnation, timings
         # A settle is sent also if its call's handler was cancelled meanwhile: the outcome is known.
         self._settles = BatchSender[None, _UnfinishedCall](self._send_settles, max_concurrent=4, count=_count_settles)
         self._reply_groups = ReplyGroups(bus)
         self._not_settled = FailureLog(log, "Settles could not be sent, and are repeated", "Settles are sent", bus)
         self._not_replied = FailureLog(log, "Replies could not be sent, and are repeated", "Replies are sent", bus)
 
-    async def settle(self, settle: bytes) -> None:
-        """Report the outcome of an attempt, a `Settle` as it is sent, until it is confirmed into a quorum queue."""
+    async def settle(self, settle: Settle) -> None:
+        """Report the outcome of an attempt until the ledger's port has taken it."""
         ended = asyncio.get_running_loop().create_future()
         self._settles.add(None, _UnfinishedCall(settle, None, no_action, contextvars.copy_context(), ended))
         await ended
 
-    async def finish(self, reply: Reply, settle: bytes = b"", on_settled: OnSettled = no_action) -> float:
+    async def finish(self, reply: Reply, settle: Settle | None = None, on_settled: OnSettled = no_action) -> float:
         """Report the outcome, if there is one, then call ``on_settled``, send the reply, and acknowledge the message.
 
         Both publishes are repeated while the broker is unavailable. Returns when the reply was first sent, on the clock
@@ -250,25 +249,22 @@ class Completion:
         """
         ended: asyncio.Future[float] = asyncio.get_running_loop().create_future()
         call = _UnfinishedCall(settle, reply, on_settled, contextvars.copy_context(), ended)
-        if settle:
+        if settle is not None:
             self._settles.add(None, call)
         else:
             self._begin_reply(call, reply)
         return await ended
 
     async def _send_settles(self, _: None, calls: list[_UnfinishedCall]) -> None:
-        # A `SettleBatch` of settles that are encoded already.
-        settles = b",".join(map(attrgetter("settle"), calls))
-        body = b"".join((b'{"incarnation":', to_json(self._incarnation), b',"items":[', settles, b"]}"))
+        batch = SettleBatch.unchecked(incarnation=self._incarnation, items=[call.settle for call in calls])
         try:
-            await self._bus.publish(SETTLE.exchange, SETTLE.key, Envelope(body=body, type=SETTLE.key))
+            await self._ledger.settle(batch)
         except BusError as error:
             self._not_settled.failed(error)
             for call in calls:
                 self._after_pause(call, partial(self._settles.add, None, call))
         except Exception as defect:
-            for call in calls:
-                call.fail(defect)
+            await self._find_broken(calls, defect)
         else:
             self._not_settled.worked()
             for call in calls:
@@ -276,6 +272,14 @@ class Completion:
                     self._begin_reply(call, call.reply)
                 elif not call.ended.done():
                     call.ended.set_result(0.0)
+
+    async def _find_broken(self, calls: list[_UnfinishedCall], defect: Exception) -> None:
+        """Fail the call whose settle cannot be written; nothing says which of several it is, so each goes alone."""
+        if len(calls) == 1:
+            calls[0].fail(defect)
+            return
+        for call in calls:
+            await self._send_settles(None, [call])
 
     def _begin_reply(self, call: _UnfinishedCall, reply: Reply) -> None:
         """Send a reply with others; its call is settled, or needs no settle."""
@@ -326,5 +330,6 @@ class Completion:
 
 
 def _count_settles(calls: Sequence[_UnfinishedCall]) -> int:
-    """Return how many of these settles go into one message."""
-    return count_fitting(len(call.settle) for call in calls)
+    """Return how many of these settles go together: by their replies, beside which a settle is small."""
+    settles = (call.settle for call in calls)
+    return count_fitting(len(one.reply or one.compressed_reply or b"") if one is not None else 0 for one in settles)

@@ -9,6 +9,7 @@ from quintain.timings import Clock, Timings
 from quintain_worker.admissions import AdmissionClient
 from quintain_worker.completion import Completion
 from quintain_worker.inflight import HELD_PART, EndedAttempts, InflightCalls
+from quintain_worker.ledger_port import LedgerPort
 from quintain_worker.streaming import EXPIRATION_SECONDS
 from quintain_worker.target import WorkerMetrics
 
@@ -23,7 +24,7 @@ class WorkerContext:
     def __init__(  # noqa: PLR0913 -- everything that they share
         self,
         bus: Bus,
-        admission_client: AdmissionClient,
+        ledger: LedgerPort,
         clock: Clock,
         incarnation: str,
         metrics: WorkerMetrics,
@@ -36,13 +37,14 @@ class WorkerContext:
 
         ``consumer_timeout_seconds`` is after how long the broker closes the channel of an unacknowledged message.
         """
-        self.bus, self.admission_client, self.clock = bus, admission_client, clock
+        self.bus, self.clock = bus, clock
+        self.admission_client = AdmissionClient(ledger, clock, incarnation, timings)
         self.metrics, self.timings = metrics, timings
         self.attempt_ids, self.ended_attempts = RandomIds(), EndedAttempts()
         #: For how long a message is held at most, in seconds.
         self.held_seconds = consumer_timeout_seconds * HELD_PART
         self.inflight = InflightCalls(bus, slots, self.held_seconds)
         self.incarnation, self.time_limits = incarnation, TimeLimits()
-        self.completion = Completion(bus, incarnation, timings)
+        self.completion = Completion(bus, ledger, incarnation, timings)
         self.chunk_groups = ReplyGroups(bus, int(EXPIRATION_SECONDS * 1000))
         self.large_replies = ByteBudget(LARGE_REPLIES_BYTES)

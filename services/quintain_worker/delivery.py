@@ -351,7 +351,7 @@ class DeliveryHandler:
         code = answer.code if isinstance(answer, Fault) else REPLAYED if getattr(answer, "replayed", False) else OK
         self._context.metrics.calls(self._target.name, code).inc()
         on_settled: OnSettled = no_action
-        settle, running = b"", None
+        settle, running = None, None
         if outcome is not None:
             self._context.metrics.attempts(self._target.name, outcome.value).inc()
             running = start_span(settle_span(outcome.value)) if self._is_traced else None

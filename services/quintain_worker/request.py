@@ -121,8 +121,8 @@ class IncomingRequest(NamedTuple):
         is_estimate: bool | None = None,
         failed_usd: float | None = None,
         models: ModelUsage | None = None,
-    ) -> bytes:
-        """Return the outcome of an attempt as the ledger is told it, with the reply to store, if there is one.
+    ) -> Settle:
+        """Return what the ledger is told of an attempt, with the reply to store, if there is one.
 
         ``report``, ``tries``, ``unproven`` and ``is_estimate`` are fields of `Settle`; the tries of a fault cost
         ``failed_usd``, where that is known. What an agent's own calls to ``models`` took is in the ledger already.
@@ -137,7 +137,7 @@ class IncomingRequest(NamedTuple):
         cost = failed_usd if result is None else result.cost_usd
         fault = FaultReply.from_fault(answer) if isinstance(answer, Fault) else None
         is_text = stored.startswith(b"{")
-        settle = Settle.unchecked(
+        return Settle.unchecked(
             session_id=self.credential.id,
             request_id=self.request_id,
             attempt_id=attempt_id,
@@ -157,7 +157,6 @@ class IncomingRequest(NamedTuple):
             cost=None if cost is None else picodollars(cost),
             is_estimate=is_estimate,
         )
-        return settle.to_wire()
 
 
 def parse_request(delivery: Delivery, target: str, check: Callable[[ApiRequest], None]) -> IncomingRequest:

@@ -30,7 +30,6 @@ from quintain.runtime.concurrency import start_task
 from quintain.settings import CONSUMER_TIMEOUT_SECONDS, read_trace_settings, without_variables
 from quintain.timings import DEFAULT_TIMINGS, Clock, Timings
 from quintain.topology import cancel_topology, target_queue
-from quintain_worker.admissions import AdmissionClient
 from quintain_worker.consumer import TargetConsumer
 from quintain_worker.context import WorkerContext
 from quintain_worker.conversations import ConversationProvider, TurnQueue
@@ -38,6 +37,7 @@ from quintain_worker.cost_bound import cost_rules
 from quintain_worker.inflight import InflightCalls
 from quintain_worker.instrumented_provider import InstrumentedProvider
 from quintain_worker.lease import WorkerLease
+from quintain_worker.ledger_port import BusLedgerPort, LedgerPort
 from quintain_worker.providers.factory import build_provider
 from quintain_worker.providers.provider import (
     MAX_RETRY_AFTER_SECONDS,
@@ -69,7 +69,7 @@ class Worker:
     ``sole_id`` is an id that only one process at a time can have, so that a registration ends the leases of its
     predecessors. ``on_drain`` is called, perhaps more than once, when an administrator requests a drain; without it
     drain requests are refused. ``timings`` must be those of the whole fleet, and ``consumer_timeout_seconds`` at most
-    the broker's.
+    the broker's. ``ledger`` is that of this process; without it the ledger is asked over the bus.
     """
 
     def __init__(  # noqa: PLR0913 -- a composition root
@@ -83,6 +83,7 @@ class Worker:
         on_drain: Callable[[], object] | None = None,
         timings: Timings = DEFAULT_TIMINGS,
         consumer_timeout_seconds: float = CONSUMER_TIMEOUT_SECONDS,
+        ledger: LedgerPort | None = None,
     ) -> None:
         metrics = metrics or WorkerMetrics()
         self._bus, self._cards, self._timings = bus, cards, timings
@@ -95,11 +96,10 @@ class Worker:
         self.worker_id = sole_id or f"{socket.gethostname()}-{os.getpid()}"
         self._identity = ServiceIdentity("worker", self.worker_id)
         self._rpc_client = RpcClient(bus)
-        self._admission_client = AdmissionClient(bus, self._rpc_client, clock, incarnation, timings)
         slots = sum(card.slots for card in cards)
         self._context = WorkerContext(
             bus,
-            self._admission_client,
+            ledger or BusLedgerPort(bus, self._rpc_client, timings),
             clock,
             incarnation,
             metrics,
@@ -136,7 +136,6 @@ class Worker:
     async def start(self) -> None:
         """Register, then start consuming; waits until a metadata service answers."""
         await self._rpc_client.start()
-        self._admission_client.start()
         await self._cancellation_consumer.start()
         await asyncio.gather(
             *(target.hosts.watch_hosts() for target in self._targets.values() if target.hosts is not None)
@@ -156,7 +155,7 @@ class Worker:
             await turn_queue.cancel()
         for consumer in self._consumers.values():
             await consumer.cancel()
-        self._admission_client.stop()
+        self._context.admission_client.stop()
         told = asyncio.get_running_loop().create_task(self._tell_long_calls(grace_seconds), name="long calls")
         drained = await asyncio.gather(
             *(consumer.drain(grace_seconds) for consumer in self._consumers.values()),
@@ -221,7 +220,7 @@ class Worker:
 
     def _on_renewed(self, renewed: LeaseRenewed) -> None:
         """Apply the ledger's answer to a heartbeat: fleet-wide pauses, cancelled calls and a drain request."""
-        self._admission_client.note_renewal(renewed.admit_key)
+        self._context.admission_client.note_renewal(renewed.admit_key)
         paused = renewed.paused or {}
         for name, consumer in self._consumers.items():
             remaining_ms = paused[name] - renewed.now if name in paused else None
@@ -286,12 +285,12 @@ async def run_worker(  # noqa: PLR0913 -- what starts a service takes what that 
     agent_gateway: AgentGateway | None = None,
     timings: Timings = DEFAULT_TIMINGS,
     consumer_timeout_seconds: float = CONSUMER_TIMEOUT_SECONDS,
+    ledger: LedgerPort | None = None,
 ) -> AsyncIterator[Worker]:
-    """Run a worker for the targets of a configuration.
+    """Run a worker for the targets of a configuration. Raises `ConfigError`.
 
-    ``grace_seconds`` is how long running calls may take on exit. ``sole_id``, ``drain`` and
-    ``consumer_timeout_seconds`` are passed to `Worker`. ``agent_gateway`` serves the calls of programs with a child
-    session, where there are any. Raises `ConfigError`.
+    ``grace_seconds`` is how long running calls may take on exit. ``agent_gateway`` serves the calls of programs with a
+    child session, where there are any. The others are those of `Worker`.
     """
     resolved = config.resolve(env)
     # Commands of the configuration get the worker's environment, without what gives access to the ledger.
@@ -324,6 +323,7 @@ async def run_worker(  # noqa: PLR0913 -- what starts a service takes what that 
         on_drain=drain,
         timings=timings,
         consumer_timeout_seconds=consumer_timeout_seconds,
+        ledger=ledger,
     )
     async with contextlib.AsyncExitStack() as stack:
         if agent_urls is not None and agent_gateway is not None:

@@ -18,6 +18,7 @@ from quintain.timings import Clock, Timings
 from quintain.topology import Exchange, admit_topology
 from quintain_worker import admissions
 from quintain_worker.admissions import AdmissionClient
+from quintain_worker.ledger_port import BusLedgerPort
 from support.fake_ledger_service import FakeLedgerService, grant
 from support.quick import timings
 from support.skipped_time import skip_waits
@@ -54,7 +55,7 @@ class Admits:
         self.bus = bus
         self.clock = Clock()
         self.rpc_client = RpcClient(bus)
-        self.client = AdmissionClient(bus, self.rpc_client, self.clock, "w1", timings)
+        self.client = AdmissionClient(BusLedgerPort(bus, self.rpc_client, timings), self.clock, "w1", timings)
 
     def admit(self, name: str, *, seconds: float = 5, target: str = "a") -> asyncio.Task[Admission | None]:
         admit = Admit(token="t", request_id=name, attempt_id=f"attempt-{name}", target=target, body_sha256="b")
@@ -67,7 +68,6 @@ async def asking(ledger: FakeLedgerService, request: pytest.FixtureRequest) -> A
     bus = UnavailableBus(ledger.memory)
     client = Admits(bus, getattr(request, "param", FAST))
     await client.rpc_client.start()
-    client.client.start()
     yield client
     await bus.close()
 

@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from quintain.bus.base import Bus, Delivery, Envelope
+from quintain.bus.memory import MemoryBroker, MemoryBus
 from quintain.contracts.group import MAX_GROUP_BYTES, REPLY_GROUP_TYPE, decode_group
 from quintain.contracts.invoke import FaultReply
 from quintain.contracts.ledger import AttemptOutcome, Settle, SettleBatch
@@ -24,8 +25,10 @@ from quintain.errors import (
     QueueFull,
     Unroutable,
 )
+from quintain.rpc.requests import RpcClient
 from quintain.topology import REPLY, Exchange
 from quintain_worker.completion import Completion, Reply
+from quintain_worker.ledger_port import BusLedgerPort
 from support.quick import timings
 
 FAULT = Cancelled("no")
@@ -79,13 +82,15 @@ def bus() -> ScriptedBus:
 
 @pytest.fixture
 def completion(bus: ScriptedBus) -> Completion:
-    return Completion(cast(Bus, bus), "worker", timings(publish_pause_seconds=0.001))
+    quick = timings(publish_pause_seconds=0.001)
+    port = BusLedgerPort(cast(Bus, bus), RpcClient(cast(Bus, MemoryBus(MemoryBroker()))), quick)
+    return Completion(cast(Bus, bus), port, "worker", quick)
 
 
-def settle(name: str, padding: int = 0) -> bytes:
+def settle(name: str, padding: int = 0, said: str = "no") -> Settle:
     fields: dict[str, Any] = {"session_id": "s", "request_id": name, "attempt_id": "a" + name}
-    fault = FaultReply.from_fault(Cancelled("x" * padding))
-    return Settle(outcome=AttemptOutcome.CHARGED, fault=fault, **fields).to_wire()
+    fault = FaultReply.from_fault(Cancelled(said))
+    return Settle(outcome=AttemptOutcome.CHARGED, fault=fault, reply="x" * padding, **fields)
 
 
 def reply_to(bus: ScriptedBus, name: str, *, may_share: bool, answer: Message | Fault = FAULT) -> Reply:
@@ -152,6 +157,19 @@ async def test_an_answer_that_cannot_be_written_ends_its_own_call_alone(
 
 
 @either_way
+async def test_a_settle_that_cannot_be_written_ends_its_own_call_alone(
+    bus: ScriptedBus, completion: Completion, may_share: bool
+) -> None:
+    found = await asyncio.gather(
+        completion.finish(reply_to(bus, "a", may_share=may_share), settle("a", said="\ud800")),
+        completion.finish(reply_to(bus, "b", may_share=may_share), settle("b")),
+        return_exceptions=True,
+    )
+    assert isinstance(found[0], BadRequest)
+    assert [said for said in bus.said if said.endswith("acknowledged")] == ["b acknowledged"]
+
+
+@either_way
 async def test_a_call_that_is_cancelled_is_settled_and_not_sent_again(
     bus: ScriptedBus, completion: Completion, may_share: bool
 ) -> None:
@@ -173,7 +191,7 @@ async def test_a_call_that_is_cancelled_is_settled_and_not_sent_again(
 async def test_a_large_settle_goes_alone_and_the_others_around_it_together(
     bus: ScriptedBus, completion: Completion
 ) -> None:
-    sizes = (0, 0, MAX_GROUP_BYTES, 0, 0, 0)
+    sizes = (0, 0, MAX_GROUP_BYTES + 1, 0, 0, 0)
     await asyncio.gather(*(completion.settle(settle(str(number), size)) for number, size in enumerate(sizes)))
     assert bus.batches == [2, 1, 3]
     assert [said for said in bus.said if said.endswith("confirmed")] == [f"settle {n} confirmed" for n in range(6)]
