@@ -14,7 +14,6 @@ import typer
 from quintain.contracts.session import Info
 from quintain.errors import ConfigError, QuintainError
 from quintain.fleet.tables import format_count
-from quintain.runtime.process_memory import reduce_gc_frequency
 from quintain.settings import environment
 from quintain_cli.console import (
     EXIT_BELOW_THRESHOLD,
@@ -55,7 +54,6 @@ GradersOption = Annotated[int, typer.Option(min=1, help="The number of concurren
 
 def run_and_report(options: RunOptions, files: OutputFiles, *, as_json: bool) -> int:
     """Run an evaluation, print its results, write the files and return the exit code."""
-    reduce_gc_frequency()
     resume_command = options.resume_command or options.command
     try:
         report = run_command(

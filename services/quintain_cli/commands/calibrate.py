@@ -11,7 +11,6 @@ from typing import Annotated
 import typer
 
 from quintain.fleet.tables import format_count
-from quintain.runtime.process_memory import reduce_gc_frequency
 from quintain_cli.commands.run import InDoubtOption, InDoubtPolicy
 from quintain_cli.console import (
     EXIT_INTERRUPTED,
@@ -81,7 +80,6 @@ def calibrate(
         command=command,
     )
     labeled_run = run or Path("runs") / path.stem
-    reduce_gc_frequency()
     calibration_options = CalibrationOptions(run=options, labeled_run=labeled_run, half=half, seed=seed)
     listener = Terminal(options, OutputFiles(), quiet=as_json)
     try:

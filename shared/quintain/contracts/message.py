@@ -61,6 +61,8 @@ class Message(NumberModel):
         alias_generator=to_camel,
         populate_by_name=True,
         extra="ignore",
+        # What validates and writes a message is built at its first use: a command uses few of them.
+        defer_build=True,
         # Invalid input is a caller's text: no error message, and thus no log, may contain it.
         hide_input_in_errors=True,
     )

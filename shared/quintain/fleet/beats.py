@@ -38,7 +38,7 @@ class ServiceIdentity:
         self._service = service
         self.id = name or f"{socket.gethostname()}-{os.getpid()}"
         self.instance = secrets.token_hex(8)
-        self._started_at = int(time.time() * 1000)
+        self._started_at, self._version = int(time.time() * 1000), importlib.metadata.version("quintain")
 
     def card(self, **facts: Any) -> ServiceCard:
         """Return this process's service card with the given current values."""
@@ -46,7 +46,7 @@ class ServiceIdentity:
             service=self._service,
             id=self.id,
             instance=self.instance,
-            version=importlib.metadata.version("quintain"),
+            version=self._version,
             started_at=self._started_at,
             **facts,
         )
