@@ -349,12 +349,14 @@ async def test_a_cancelled_call_is_cancelled(folder: Path) -> None:
         await wait_until((folder / "ended").exists)
 
 
+ARGV = [sys.executable, "-P", "-m", "quintain_worker.providers.python_process", "it", "bot:run"]
+
+
 @contextlib.asynccontextmanager
 async def process_of(folder: Path, code: str) -> AsyncIterator[RunningProcess]:
     """The process of a function."""
     (folder / "bot.py").write_text(code)
-    argv = [sys.executable, "-P", "-m", "quintain_worker.providers.python_process", "it", "bot:run"]
-    kept = KeptProcess("it", Program(argv=argv, cwd=folder, env={}))
+    kept = KeptProcess("it", Program(argv=ARGV, cwd=folder, env={}))
     try:
         yield await kept.ready()
     finally:
@@ -421,6 +423,18 @@ async def test_a_cancelled_thread_runs_on_beside_other_calls(folder: Path) -> No
         await cancel(call)
         assert (await call_in(process, "who")).text != ""
         assert (process.load, process.takes_calls) == (1, True)
+
+
+async def test_a_process_ends_with_its_worker_although_a_thread_hangs(folder: Path) -> None:
+    (folder / "bot.py").write_text(HANGING)
+    pipe, nothing = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
+    process = await asyncio.create_subprocess_exec(*ARGV, cwd=folder, env={}, stdin=pipe, stdout=nothing)
+    assert process.stdin is not None
+    process.stdin.write(b"call 1 %b\n" % InvokeRequest(question="hang").to_wire())
+    await wait_until((folder / "began").exists)
+    process.stdin.close()
+    async with asyncio.timeout(60):
+        await process.wait()
 
 
 #: Ends its process where it is asked to; answers others once a file is there.
