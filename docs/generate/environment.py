@@ -25,10 +25,6 @@ MEANINGS = {
         "For how many days sessions that are closed or expired are kept, with their calls; at least 3.",
         "for ever",
     ),
-    "QUINTAIN_CONSUMER_TIMEOUT_SECONDS": (
-        "After how many seconds the broker closes the channel of an unacknowledged message: its `consumer_timeout`.",
-        "1800, as RabbitMQ's",
-    ),
     "QUINTAIN_CONFIG": ("The configuration file.", "`quintain.yaml`, then `agentv.config.yaml`, here or above"),
     "QUINTAIN_STATE_DIR": (
         "The state folder: the ledger and the admin token.",

@@ -27,7 +27,6 @@ from quintain.errors import BudgetUnavailable, BusError, Fault, Overloaded
 from quintain.rpc.server import log_defect
 from quintain.timings import DEFAULT_TIMINGS, Clock, Timings
 from quintain_metadata.admit_answers import decision_of, note_decision, refusal_of, with_deadline
-from quintain_metadata.copies import CopiesOfWaiting
 from quintain_metadata.ledger.call_rows import CallKey, read_capacities
 from quintain_metadata.ledger.calls import CallOperations
 from quintain_metadata.ledger.decisions import AdmitOperation, DeferReason, Deferred
@@ -69,7 +68,7 @@ class AdmissionQueue:
         #: Whether the ledger took the last operation of this queue.
         self._is_ledger_available = True
         self._fill_locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self._arrivals, self._copies = itertools.count(), CopiesOfWaiting(self._waiting, timings.held_admit_seconds)
+        self._arrivals = itertools.count()
         self.money = MoneyLine(self._waiting, self._read, self._retry)
         begun = "Admissions could not be sent; they are sent when the workers repeat their admits"
         self._not_sent = FailureLog(log, begun, "Admissions are sent")
@@ -133,9 +132,7 @@ class AdmissionQueue:
             if each.was_running and each.target is not None:
                 targets.add(each.target)
         if self._waiting.admits:
-            now = asyncio.get_running_loop().time()
             for each in ended:
-                self._copies.note_ended(now, each)
                 if each.gave_up:
                     self._waiting.remove(each.attempt_id)
             await self.retry_calls({(each.session_id, each.request_id) for each in ended})
@@ -149,7 +146,6 @@ class AdmissionQueue:
         for waiting in lost:
             self._waiting.remove(waiting.admit.attempt_id)
             self.quotas.forget(waiting.admit.attempt_id)
-        self._copies.forget_ended(asyncio.get_running_loop().time())
         try:
             without_quota = await self.quotas.sweep()
         except BudgetUnavailable:
@@ -157,8 +153,6 @@ class AdmissionQueue:
             return
         if not self._waiting.admits:
             return
-        # Whoever has copies of their messages goes on with their calls.
-        await self.retry_calls({waiting.call_key for waiting in lost})
         if without_quota:
             await self._retry([each for each in self._waiting if each.admit.target in without_quota])
         ready = await self._read(partial(read_ready, waited_for=self._waiting.waited_for()))
@@ -338,14 +332,11 @@ class AdmissionQueue:
         outcomes = await self.operations.run(operations)
         self._is_ledger_available = BudgetUnavailable not in map(type, outcomes)
         remaining, seconds = iter(outcomes), time.perf_counter() - started_at
-        now = asyncio.get_running_loop().time()
         for number, admit in enumerate(admits):
             outcome = refused.get(number) or next(remaining)
             decision = decision_of(admit, outcome) if isinstance(outcome, Exception) else outcome
             has_quota = admit.target in self.quotas.quota_of
             decision = self.quotas.decided(admit, decision) if has_quota else decision
-            if isinstance(decision, Admission) and decision.needs_slot:
-                decision = self._copies.decide(now, admit, decision)
             decisions.append(decision)
             note_decision(admit, decision, seconds=seconds)
             if isinstance(decision, Admission):

@@ -129,8 +129,6 @@ class MetadataMetrics(ServiceMetrics):
 
     def count_admission(self, target: str, admission: Admission) -> None:
         """Count a decision on an admit."""
-        if admission.needs_slot:
-            return
         code = admission.fault.code if admission.fault else REPLAYED if admission.is_replay else GRANTED
         self._admits(code).inc()
         self.call_counter.count_admission(target, code)

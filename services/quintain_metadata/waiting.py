@@ -21,13 +21,13 @@ from quintain_metadata.store.base import Lookup, Moment, SqlProgram
 class WaitedFor:
     """What the admits of one service wait for.
 
-    ``joined`` are the calls that their admits join, for callers, ``copied`` those of which they have copies, and
-    ``new`` those that no attempt runs; ``sessions`` the sessions of all, and ``incarnations`` the workers whose leases
-    are waited for.
+    ``joined`` are the calls that their admits join, for other callers, ``redelivered`` those whose own messages were
+    delivered again, and ``new`` those that no attempt runs; ``sessions`` the sessions of all, and ``incarnations`` the
+    workers whose leases are waited for.
     """
 
     joined: Sequence[CallKey] = ()
-    copied: Sequence[CallKey] = ()
+    redelivered: Sequence[CallKey] = ()
     new: Sequence[CallKey] = ()
     sessions: Sequence[str] = ()
     incarnations: Sequence[str] = ()
@@ -63,7 +63,7 @@ def read_ready(moment: Moment, waited_for: WaitedFor) -> SqlProgram[Ready]:
         f"SELECT call.session_id, call.request_id FROM wanted JOIN call ON {_IS_WANTED}"
         " LEFT JOIN worker ON worker.incarnation = call.incarnation"
         " WHERE call.state <> 'running' OR worker.lease_until IS NULL OR worker.lease_until <= ?",
-        [*waited_for.joined, *waited_for.copied],
+        [*waited_for.joined, *waited_for.redelivered],
         (moment.lease_cutoff,),
     )
     answered = yield Lookup(
@@ -145,8 +145,8 @@ class WaitingAdmit:
 
     @property
     def joins_for_caller(self) -> bool:
-        """Whether it joins a running call for a caller: it is no copy of that call's own message."""
-        return self.deferred.is_duplicate and self.admit.copy_of is None
+        """Whether it joins a running call for another caller, and not because the call's message came again."""
+        return self.deferred.is_duplicate and not self.admit.redelivered
 
     @property
     def line(self) -> tuple[str, bool] | None:
@@ -258,8 +258,8 @@ class WaitingAdmits:
         """Return what the admits wait for."""
         return WaitedFor(
             joined=_unique(waiting.call_key for waiting in self if waiting.joins_for_caller),
-            copied=_unique(
-                waiting.call_key for waiting in self if waiting.deferred.is_duplicate and waiting.admit.copy_of
+            redelivered=_unique(
+                waiting.call_key for waiting in self if waiting.deferred.is_duplicate and waiting.admit.redelivered
             ),
             new=_unique(waiting.call_key for waiting in self if not waiting.deferred.is_duplicate),
             sessions=_unique(waiting.deferred.session_id for waiting in self),

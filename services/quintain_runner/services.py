@@ -15,7 +15,7 @@ from quintain.client.client import connect_admin
 from quintain.config.loader import Config
 from quintain.contracts.credentials import digest
 from quintain.contracts.session import OpenSession, SessionOpened
-from quintain.settings import CONSUMER_TIMEOUT_SECONDS, MEMORY_URL
+from quintain.settings import MEMORY_URL
 from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain_gateway.server import run_agent_gateway, run_gateway
 from quintain_gateway.settings import BindAddress, GatewayLimits
@@ -60,7 +60,6 @@ class FleetPlan:
     limits: GatewayLimits | None = None
     exclusive_path: str | None = None
     timings: Timings = DEFAULT_TIMINGS
-    consumer_timeout_seconds: float = CONSUMER_TIMEOUT_SECONDS
     retention_days: int | None = None
 
 
@@ -115,6 +114,5 @@ def _run_fleet_worker(
         sole_id=sole_id,
         agent_gateway=partial(run_agent_gateway, bus),
         timings=plan.timings,
-        consumer_timeout_seconds=plan.consumer_timeout_seconds,
         ledger=ledger,
     )

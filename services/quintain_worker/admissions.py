@@ -48,8 +48,6 @@ class _PendingAdmit:
     #: The deadline of the call, and until when it may wait.
     ends_at: float
     waits_until: float = math.inf
-    #: When its message was held for long enough, so that it returns to its queue.
-    return_at: float = math.inf
     on_held: Callable[[], object] | None = None
     #: It waits for its batch, or that is being published.
     is_being_sent: bool = False
@@ -122,14 +120,13 @@ class AdmissionClient:
         *,
         ends_at: float,
         waits_until: float = math.inf,
-        return_at: float = math.inf,
         on_held: Callable[[], object] | None = None,
     ) -> Admission | None:
         """Request admission for one attempt and return the ledger's decision.
 
         The ledger holds its answer while another attempt runs the call or while the target is at its limit. Returns
-        None where the call must return to its queue: the worker stops, `return_calls` was called for its target, or it
-        is ``return_at``, in the loop's seconds. ``on_held`` is called once the ledger says that the admit must wait.
+        None where the call must return to its queue: the worker stops, or `return_calls` was called for its target.
+        ``on_held`` is called once the ledger says that the admit must wait.
 
         The ledger is asked once more at ``ends_at``, the call's deadline, and at ``waits_until``, the end of its wait:
         its refusal says whether the call is charged. Raises `Expired` if there is no such answer, `BudgetUnavailable`
@@ -138,7 +135,7 @@ class AdmissionClient:
         if self._stopped:
             return None
         loop = asyncio.get_running_loop()
-        pending = _PendingAdmit(request, loop.create_future(), ends_at, waits_until, return_at, on_held)
+        pending = _PendingAdmit(request, loop.create_future(), ends_at, waits_until, on_held)
         self._pending[request.attempt_id] = pending
         if len(self._under_way) < MAX_UNDER_WAY:
             self._under_way.add(request.attempt_id)
@@ -188,8 +185,6 @@ class AdmissionClient:
                 continue
             if (fault := pending.timeout_fault(now, self._heard_at, self._timings)) is not None:
                 pending.answer.set_exception(fault)
-            elif now >= pending.return_at:
-                pending.return_call()
             elif pending.is_due(now, self._timings.admit_repeat_seconds):
                 self._add_to_batch(pending)
         self._check_timer = (
@@ -260,6 +255,4 @@ def admission_attributes(admission: Admission | None) -> dict[str, AttributeValu
         return {OUTCOME: admission.fault.code}
     if admission.replay is not None:
         return {OUTCOME: "replayed"}
-    if admission.needs_slot:
-        return {OUTCOME: "needs_slot"}
     return {OUTCOME: "granted", ATTEMPT: admission.attempt, CALL_COUNT: admission.call_count}

@@ -9,7 +9,6 @@ beside its queue.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
 from collections import deque
@@ -21,24 +20,21 @@ from functools import partial
 from quintain.bus.base import Consumer, Delivery, earlier_deliveries
 from quintain.bus.failure_log import FailureLog
 from quintain.contracts.group import INVOKE_GROUP_TYPE
-from quintain.contracts.headers import COPY_HEADER, DEADLINE_HEADER
+from quintain.contracts.headers import DEADLINE_HEADER
 from quintain.contracts.ledger import TargetCard
 from quintain.contracts.service_card import ServedTarget
 from quintain.errors import BadRequest, BusError, Fault
 from quintain.rpc.groups import handle_each, refuse_broken, refuse_group, split_group_or_fault
-from quintain.rpc.server import integer_header
-from quintain.runtime.concurrency import cancel_and_wait, start_task
+from quintain.rpc.server import integer_header, request_id_of
+from quintain.runtime.concurrency import cancel_and_wait
 from quintain.topology import backlog_queue, target_queue
 from quintain_worker.context import WorkerContext
 from quintain_worker.delivery import DeliveryHandler
-from quintain_worker.returns import is_returned, return_calls, return_copy
+from quintain_worker.returns import is_held, is_returned, return_calls, return_copy
 from quintain_worker.session_waits import WAITING_PLACES, MessageHold, SessionWaits, may_be_moved, session_of
 from quintain_worker.target import GIVEN_BACK, PauseState, WorkerTarget
 
 log = logging.getLogger(__name__)
-
-#: How many copies of other workers' calls are held at most without taking the place of a message.
-MAX_FURTHER_CONSUMERS = 1_000
 
 #: Calls that a worker starts within this time, in seconds, stay with it although others have free slots.
 MOMENT_SECONDS = 0.5
@@ -53,8 +49,6 @@ class SlotDecision(Enum):
     EXPIRED = auto()
     #: It does not run here: whoever took it puts it back.
     TAKEN = auto()
-    #: Its message was held for as long as it may be: it goes back.
-    HELD_LONG_ENOUGH = auto()
 
 
 @dataclass(slots=True, eq=False)
@@ -75,7 +69,7 @@ class CallSlots:
 
     Example::
 
-        if call_slots.try_acquire() or await call_slots.wait(delivery, 60, return_at) is SlotDecision.GRANTED:
+        if call_slots.try_acquire() or await call_slots.wait(delivery, 60) is SlotDecision.GRANTED:
             try:
                 await run_call()
             finally:
@@ -106,19 +100,19 @@ class CallSlots:
             return True
         return False
 
-    async def wait(self, delivery: Delivery, timeout_seconds: float | None, return_at: float) -> SlotDecision:
-        """Wait until a slot is released, at most ``timeout_seconds``, and until ``return_at`` of the loop's clock."""
+    async def wait(self, delivery: Delivery, timeout_seconds: float | None) -> SlotDecision:
+        """Wait until a slot is released, at most ``timeout_seconds``; None is for ever."""
         waiting, loop = _Waiting(delivery), asyncio.get_running_loop()
-        ends_at = math.inf if timeout_seconds is None else loop.time() + timeout_seconds
-        if delivery.redelivered or COPY_HEADER in delivery.headers:
+        if delivery.redelivered:
             # Its worker may have died: it was charged then, and what is held may wait for the money that it reserved.
             self._waiting.appendleft(waiting)
             if self.held:
                 self.held.popitem()[1]()
         else:
             self._waiting.append(waiting)
-        at_end = SlotDecision.EXPIRED if ends_at <= return_at else SlotDecision.HELD_LONG_ENOUGH
-        timer = loop.call_at(min(ends_at, return_at), waiting.decide, at_end)
+        timer = None
+        if timeout_seconds is not None:
+            timer = loop.call_later(timeout_seconds, waiting.decide, SlotDecision.EXPIRED)
         try:
             return await waiting.decision
         except asyncio.CancelledError:
@@ -126,7 +120,8 @@ class CallSlots:
                 self.release()
             raise
         finally:
-            timer.cancel()
+            if timer is not None:
+                timer.cancel()
 
     def release(self) -> None:
         """Give a slot to the next call that waits."""
@@ -177,9 +172,6 @@ class TargetConsumer:
         self._not_resumed = FailureLog(log, f"Target {target.name} is not resumed", f"Target {target.name} is resumed")
         self._consumer: Consumer | None = None
         self._backlog_consumer: Consumer | None = None
-        #: One for each copy of another worker's call that is held here: it takes no place of a message.
-        self._further: set[Consumer] = set()
-        self._opening: set[asyncio.Task[None]] = set()
         self._retired: dict[Consumer, asyncio.Task[bool]] = {}
         self._pause_task: asyncio.Task[None] | None = None
 
@@ -252,7 +244,6 @@ class TargetConsumer:
     async def drain(self, timeout_seconds: float) -> bool:
         """Wait up to ``timeout_seconds`` for the deliveries in flight. Returns False where some were cancelled."""
         self.pause.stop(timeout_seconds)
-        await asyncio.gather(*self._opening)
         consumers = [*self._retired, *self._open_consumers()]
         drained = await asyncio.gather(*(consumer.drain(timeout_seconds) for consumer in consumers))
         await asyncio.gather(*self._retired.values())
@@ -290,13 +281,8 @@ class TargetConsumer:
             return
         log.warning("Target %s is paused for %.0f s", self._name, self.pause.remaining_seconds)
         consumers, self._consumer, self._backlog_consumer = self._open_consumers(), None, None
-        self._further = set()
         for consumer in consumers:
             self._retire(consumer)
-
-    def _open_consumers(self) -> list[Consumer]:
-        own = self._consumer, self._backlog_consumer
-        return [*self._further, *(consumer for consumer in own if consumer is not None)]
 
     def _retire(self, consumer: Consumer) -> None:
         # `drain` cancels the consumer at once; its deliveries then end by themselves, within their deadlines.
@@ -304,16 +290,19 @@ class TargetConsumer:
         self._retired[consumer] = drain_task
         drain_task.add_done_callback(lambda _: self._retired.pop(consumer, None))
 
+    def _open_consumers(self) -> list[Consumer]:
+        own = self._consumer, self._backlog_consumer
+        return [consumer for consumer in own if consumer is not None]
+
     async def handle_turn(self, delivery: Delivery) -> None:
         """Handle a turn of a conversation that is held here."""
         await self._handle(self._turn_slots, delivery)
 
     async def _handle(self, slots: CallSlots, delivery: Delivery) -> None:
-        return_at = asyncio.get_running_loop().time() + self._context.held_seconds
         if self._waits is not None and await self._move_beyond_share(self._waits, delivery):
             return
         if delivery.type != INVOKE_GROUP_TYPE:
-            await self._handle_call(slots, return_at, delivery)
+            await self._handle_call(slots, delivery)
             return
         if not delivery.reply_to or not delivery.correlation_id:
             await delivery.dead_letter()
@@ -325,15 +314,20 @@ class TargetConsumer:
         calls = await refuse_broken(self._context.bus, calls)
         if earlier_deliveries(delivery) > 1:
             # One of its calls may end every worker that runs it: from here on each is delivered by itself. Not at the
-            # first time, because copies go to the end of the queue, and calls of a dead worker wait long enough.
+            # first time, because new messages go to the end of the queue, and calls of a dead worker wait long enough.
             await asyncio.gather(*(return_copy(self._context.bus, call, self._name) for call in calls))
         else:
-            await handle_each(partial(self._handle_call, slots, return_at), calls)
+            await handle_each(partial(self._handle_call, slots), calls)
 
-    async def _handle_call(self, slots: CallSlots, return_at: float, delivery: Delivery) -> None:
-        hold = None if self._waits is None else MessageHold(delivery, self._waits, slots.held)
-        handler = DeliveryHandler(self._target, self._context, self.pause, delivery, return_at, hold)
-        if (delivery.redelivered or COPY_HEADER in delivery.headers) and not await self._join(slots, handler):
+    async def _handle_call(self, slots: CallSlots, delivery: Delivery) -> None:
+        hold = None if self._waits is None or is_held(delivery) else MessageHold(delivery, self._waits, slots.held)
+        handler = DeliveryHandler(self._target, self._context, self.pause, delivery, hold)
+        key = session_of(delivery), request_id_of(delivery)
+        if self._context.inflight.has(key) and await handler.take_place():
+            return
+        if is_held(delivery):
+            # It waits while another worker runs its call: that keeps no call from a slot, nor does one that goes on.
+            await handler.run()
             return
         self._in_flight += 1
         try:
@@ -341,12 +335,8 @@ class TargetConsumer:
             if not slots.try_acquire():
                 if hold is not None:
                     hold.begin_waiting()
-                decision = await slots.wait(delivery, self._remaining_seconds(delivery), return_at)
-            if decision is SlotDecision.HELD_LONG_ENOUGH:
-                self._context.metrics.calls(self._name, GIVEN_BACK).inc()
-                seconds = self._remaining_seconds(delivery)
-                await return_copy(self._context.bus, delivery, self._name, remaining_seconds=seconds)
-            if decision in {SlotDecision.TAKEN, SlotDecision.HELD_LONG_ENOUGH}:
+                decision = await slots.wait(delivery, self._remaining_seconds(delivery))
+            if decision is SlotDecision.TAKEN:
                 return
             try:
                 # The ledger refuses a call whose deadline has passed; it needs no slot for that.
@@ -367,31 +357,3 @@ class TargetConsumer:
             return False
         self._context.metrics.calls(self._name, GIVEN_BACK).inc()
         return await waits.move_to_backlog(delivery)
-
-    async def _join(self, slots: CallSlots, handler: DeliveryHandler) -> bool:
-        """Hold a message whose call runs here or in another worker, without a slot; returns whether it needs one.
-
-        While another worker runs it, a further message is taken in its place: what is held keeps no call from a slot.
-        """
-        further: asyncio.Task[None] | None = None
-        opened: list[Consumer] = []
-
-        async def open_further() -> None:
-            with contextlib.suppress(BusError):
-                handler = partial(self._handle, slots)
-                opened.append(await self._context.bus.consume(target_queue(self._name), handler, prefetch=1))
-                self._further.add(opened[0])
-
-        def on_held() -> None:
-            nonlocal further
-            if self._consumer is not None and len(self._further) < MAX_FURTHER_CONSUMERS:
-                start_task(self._opening, open_further(), name=f"further-{self._name}")
-
-        try:
-            return await handler.join(on_held)
-        finally:
-            if further is not None:
-                await asyncio.wait([further])
-                for consumer in self._further.intersection(opened):
-                    self._further.discard(consumer)
-                    self._retire(consumer)

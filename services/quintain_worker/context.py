@@ -8,7 +8,7 @@ from quintain.runtime.concurrency import ByteBudget, RandomIds, TimeLimits
 from quintain.timings import Clock, Timings
 from quintain_worker.admissions import AdmissionClient
 from quintain_worker.completion import Completion
-from quintain_worker.inflight import HELD_PART, EndedAttempts, InflightCalls
+from quintain_worker.inflight import InflightCalls
 from quintain_worker.ledger_port import LedgerPort
 from quintain_worker.streaming import EXPIRATION_SECONDS
 from quintain_worker.target import WorkerMetrics
@@ -31,19 +31,13 @@ class WorkerContext:
         timings: Timings,
         *,
         slots: int,
-        consumer_timeout_seconds: float,
     ) -> None:
-        """Create the shared state of a worker that takes up to ``slots`` deliveries at a time.
-
-        ``consumer_timeout_seconds`` is after how long the broker closes the channel of an unacknowledged message.
-        """
+        """Create the shared state of a worker that takes up to ``slots`` deliveries at a time."""
         self.bus, self.clock = bus, clock
         self.admission_client = AdmissionClient(ledger, clock, incarnation, timings)
         self.metrics, self.timings = metrics, timings
-        self.attempt_ids, self.ended_attempts = RandomIds(), EndedAttempts()
-        #: For how long a message is held at most, in seconds.
-        self.held_seconds = consumer_timeout_seconds * HELD_PART
-        self.inflight = InflightCalls(bus, slots, self.held_seconds)
+        self.attempt_ids = RandomIds()
+        self.inflight = InflightCalls(bus, slots)
         self.incarnation, self.time_limits = incarnation, TimeLimits()
         self.completion = Completion(bus, ledger, incarnation, timings)
         self.chunk_groups = ReplyGroups(bus, int(EXPIRATION_SECONDS * 1000))

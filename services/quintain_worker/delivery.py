@@ -1,7 +1,8 @@
 """Processes a delivery: parse, join or admit, call the provider, settle, reply, acknowledge, in this order.
 
 The delivery is acknowledged only after the settle is confirmed into its quorum queue and the reply is confirmed or
-returned. If the worker dies before that, the message is redelivered and the ledger knows the state of the call.
+returned. If the worker dies before that, or the broker takes the message back, it is redelivered, and the ledger knows
+the state of the call.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from quintain_worker.admissions import admission_attributes
 from quintain_worker.attempt import Attempt, AttemptResult, CallTries
 from quintain_worker.completion import CallTiming, OnSettled, Reply, compress_reply, no_action, response_of
 from quintain_worker.context import WorkerContext
-from quintain_worker.inflight import HeldLongEnough, InflightCall, copied_attempt
+from quintain_worker.inflight import InflightCall
 from quintain_worker.providers.api_conversation import ApiConversation
 from quintain_worker.providers.conversation import ignoring_unsupported
 from quintain_worker.providers.provider import CallHolder, Delta
@@ -52,8 +53,7 @@ _NOTHING_SENT = AttemptResult(tries=0)
 class DeliveryHandler:
     """Processes one delivery, from its receipt to its acknowledgement.
 
-    At ``return_at``, in the loop's seconds, its message is copied; one that is held for another call returns to its
-    queue. ``hold`` is None where none waits for a quota or for money.
+    ``hold`` is None where none waits for a quota or for money.
     """
 
     def __init__(
@@ -62,11 +62,10 @@ class DeliveryHandler:
         context: WorkerContext,
         pause: PauseState,
         delivery: Delivery,
-        return_at: float,
         hold: MessageHold | None,
     ) -> None:
         self._target, self._context, self._pause = target, context, pause
-        self._delivery, self._return_at, self._hold = delivery, return_at, hold
+        self._delivery, self._hold = delivery, hold
         self._request: IncomingRequest
         self._attempt_id = ""
         self._tries = CallTries()
@@ -112,72 +111,50 @@ class DeliveryHandler:
             queued_ms = self._request.age_ms(self._context.clock.now_ms())
             record_finished_span(QUEUE_WAIT, duration_seconds=queued_ms / 1000)
         context, identity = self._context, self._request.identity
+        if await self._take_place():
+            return
         try:
             while (other := context.inflight.find(identity)) is not None:
                 ends_at = self._ends_at + context.timings.deadline_grace_seconds
-                if (result := await context.inflight.wait_for_duplicate(other, ends_at, self._return_at)) is not None:
+                if (result := await context.inflight.wait_for_duplicate(other, ends_at)) is not None:
                     await self._finish(result)
                     return
         except Fault as fault:
             await self._finish(fault)
             return
-        except HeldLongEnough:
-            await self._requeue()
-            return
-        call = context.inflight.add(identity, self._delivery, self._attempt_id)
-        call.ends_at, call.copy_at = self._ends_at, self._return_at
+        call = context.inflight.add(identity, self._delivery)
         try:
             while (wait_seconds := await self._admit_and_run(call)) is not None:
                 # The same call and message, with another attempt.
-                self._attempt_id = call.attempt_id = context.attempt_ids.next()
-                call.ends_at, call.granted_at = self._ends_at, 0.0
+                self._attempt_id, call.granted_at = context.attempt_ids.next(), 0.0
                 self._ask_at = asyncio.get_running_loop().time() + wait_seconds
         except Exception:
             if call.held is self._delivery:
                 raise
-            log.exception("The handler of a call failed; its message, which was copied, will be delivered again")
+            log.exception("The handler of a call failed; its message, which came again meanwhile, is requeued")
+            context.inflight.remove(call)
             await call.requeue()
         finally:
             context.inflight.remove(call)
 
-    async def join(self, on_held: Callable[[], object]) -> bool:
-        """Hold the message as long as its call runs, here or elsewhere; returns whether it needs a slot.
+    async def take_place(self) -> bool:
+        """Hold a message that was delivered again for its call, if that is in flight here; returns whether it is.
 
-        Then it is still to be run. ``on_held`` is called where another worker runs it.
+        It needs no slot.
         """
         if not self._delivery.reply_to or not self._delivery.correlation_id:
-            return True
+            return False
         try:
             self._read()
         except Fault:
-            return True
-        copied = copied_attempt(self._delivery)
-        if (call := self._context.inflight.find_copied(self._request.identity, self._delivery)) is not None:
-            await call.hold(self._delivery, asyncio.get_running_loop().time() + self._context.held_seconds)
-        elif copied is None:
-            return True
-        elif copied in self._context.ended_attempts:
-            await self._delivery.ack()
-        else:
-            return await self._join_elsewhere(copied, on_held)
-        return False
-
-    async def _join_elsewhere(self, copied: str, on_held: Callable[[], object]) -> bool:
-        """Hold a copy of the message of this attempt as long as its call runs in another worker, as `join` does."""
-        try:
-            admission = await self._request_admission(copied=copied, on_held=on_held, return_at=self._return_at)
-        except Expired as fault:
-            await self._finish(fault)
             return False
-        except BudgetUnavailable:
-            admission = None
-        if admission is None:
-            await self._requeue()
-        elif admission.fault is not None or admission.replay is not None:
-            await self._answer_decided(admission)
-        else:
-            return True
-        return False
+        return await self._take_place()
+
+    async def _take_place(self) -> bool:
+        call = self._context.inflight.find_same(self._request.identity, self._delivery)
+        if call is not None:
+            await call.hold(self._delivery)
+        return call is not None
 
     async def _answer_decided(self, admission: Admission, call: InflightCall | None = None) -> None:
         """Answer a call that the ledger refuses, or whose answer it has."""
@@ -190,7 +167,8 @@ class DeliveryHandler:
 
     async def _admit_and_run(self, call: InflightCall) -> float | None:
         """Ask for admission and run one attempt; returns after how many seconds another one asks, if one does."""
-        call.task = asyncio.current_task()
+        # Where another worker may run the call, the ledger's answer says what a cancellation leaves of it.
+        call.task = None if self._request.is_redelivered else asyncio.current_task()
         try:
             admission = await (in_span(ADMIT, self._admit) if self._is_traced else self._admit(None))
         except asyncio.CancelledError:
@@ -217,7 +195,7 @@ class DeliveryHandler:
     async def _admit(self, admit_span: Span | None) -> Admission | None:
         if self._ask_at:  # after a failure, at most until the deadline
             await self._pause.wait_until(min(self._ask_at, self._waits_until))
-        admission = await self._request_admission(on_held=self._on_held)
+        admission = await self._request_admission()
         if self._hold is not None:
             self._hold.end_waiting()
         if admit_span is not None:
@@ -228,20 +206,14 @@ class DeliveryHandler:
         if self._hold is not None:
             self._hold.begin_waiting(partial(self._context.admission_client.return_call, self._attempt_id))
 
-    async def _request_admission(
-        self,
-        *,
-        copied: str | None = None,
-        on_held: Callable[[], object] | None = None,
-        return_at: float = math.inf,
-    ) -> Admission | None:
+    async def _request_admission(self) -> Admission | None:
         if self._pause.until > -math.inf and self._pause.exceeds_hold_limit:
             return None
         name, rule, trace = self._target.name, self._target.cost_rule, current_traceparent()
-        admit = self._request.admit(self._attempt_id, name, trace, copied=copied, cost_rule=rule)
+        admit = self._request.admit(self._attempt_id, name, trace, cost_rule=rule)
         self._is_estimate = admit.is_estimate
         return await self._context.admission_client.admit(
-            admit, ends_at=self._ends_at, waits_until=self._waits_until, return_at=return_at, on_held=on_held
+            admit, ends_at=self._ends_at, waits_until=self._waits_until, on_held=self._on_held
         )
 
     async def _run_attempt(self, call: InflightCall, grant: Admission) -> float | None:
@@ -299,7 +271,7 @@ class DeliveryHandler:
         async with interim as on_text:
             policy = self._tries.policy(target, grant, ends_at, self._waits_until)
             attempt = Attempt(provider, asked, policy, self._pause, on_text, context.time_limits)
-            call.task, call.ends_at = asyncio.current_task(), ends_at
+            call.task = asyncio.current_task()
             try:
                 return await attempt.run()
             except asyncio.CancelledError:
@@ -307,21 +279,22 @@ class DeliveryHandler:
                     raise
                 return attempt.cancelled_result()
             finally:
-                call.task = call.ends_at = None
+                call.task = None
 
-    async def _requeue(self, call: InflightCall | None = None) -> None:
+    async def _requeue(self, call: InflightCall) -> None:
         """Return the message to its queue, or to its target's backlog."""
         seconds = self._ends_at - asyncio.get_running_loop().time()
-        if self._hold is None or not await self._hold.move_to_backlog(seconds, call or self._delivery):
+        if self._hold is None or not await self._hold.move_to_backlog(seconds, call):
             bus = self._context.bus
             await return_copy(bus, self._delivery, self._target.name, remaining_seconds=seconds, holder=call)
 
     async def _return_to_queue(self, call: InflightCall, result: AttemptResult) -> None:
         """Settle the attempt and return the call to its queue: no reply is sent, and the call is not charged."""
         await self._settle(result)
-        call.settle(None)
+        # From here on its message may come again as another one.
+        self._context.inflight.remove(call)
         self._context.metrics.calls(self._target.name, GIVEN_BACK).inc()
-        if not call.is_elsewhere:
+        if call.held is not None:
             await self._requeue(call)
 
     async def _settle(self, result: AttemptResult) -> None:
@@ -373,8 +346,6 @@ class DeliveryHandler:
         finally:
             if running is not None:
                 running.end()
-        for copied in () if call is None else call.copied_as:
-            self._context.ended_attempts.add(copied)
         if self._is_traced:
             record_finished_span(_REPLY_SPAN, duration_seconds=time.perf_counter() - replying_since)
 

@@ -1,43 +1,33 @@
 """The calls in flight in this worker, and the message of each: duplicates wait for them, cancellations abort them.
 
-RabbitMQ closes the channel of a message that is unacknowledged for longer than its ``consumer_timeout``, and the ledger
-holds no bodies. So a worker publishes a copy to the target's queue before half of that time has passed, and then
-acknowledges the message: one queued or unacknowledged message holds the body at every moment. A copy that comes back
-to the worker that runs the call takes the message's place there. Another worker holds it as long as the call runs, and
-takes the call over where its worker dies. So does one of a call that waits for its admission, which keeps its place and
-its tries; a duplicate that waits for another call, and a call that waits for a slot, are put back into their queue.
+The broker delivers a message again whose channel it has closed, or whose connection was lost. One that comes back to
+the worker that has its call takes the former message's place there. One that comes to another worker joins the call at
+the ledger, and waits for its outcome.
+
+A quorum queue keeps on disk all that went through it since its oldest message that is not acknowledged. So the message
+of a call that lasts is published again, to the target's backlog, from which it comes as one that is delivered again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import math
-import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from quintain.bus.base import Bus, Delivery
-from quintain.contracts.headers import COPY_HEADER
 from quintain.contracts.invoke import Result
-from quintain.contracts.ledger import PRINTABLE, CallKey
+from quintain.contracts.ledger import CallKey
 from quintain.errors import BusError, Expired, Overloaded
-from quintain.routes import INVOKE
 from quintain.runtime.concurrency import start_task
+from quintain.topology import BACKLOG, CONVERSATION, held_key
 from quintain_worker.returns import copy_of
 
 log = logging.getLogger(__name__)
 
-#: For which part of the broker's consumer timeout a message is held. A publish may take 30 s to be confirmed.
-HELD_PART = 0.45
-
-#: After which part of that time it is checked again which copies are due, and after which one that could not be
-#: published is tried again.
-CHECK_PART, RETRY_PART = 0.02, 0.05
-
-#: How many attempts are remembered that ended while a copy of their message was elsewhere.
-MAX_ENDED_ATTEMPTS = 10_000
+#: After how many seconds a message is published again, and a second time where that failed.
+MOVE_SECONDS = 600.0
 
 #: How many duplicates of one call wait in this worker; a further one is refused as `overloaded`.
 MAX_WAITING_DUPLICATES = 16
@@ -45,10 +35,6 @@ MAX_WAITING_DUPLICATES = 16
 #: All waiting duplicates together take at most this part of the worker's slots, so that other calls can run; a worker
 #: of few slots lets `MIN_WAITING_DUPLICATES` wait.
 DUPLICATES_SHARE, MIN_WAITING_DUPLICATES = 0.25, 4
-
-
-class HeldLongEnough(Exception):
-    """A call waits, and its message was held for as long as it may be: it returns to its queue."""
 
 
 class CallIdentity(NamedTuple):
@@ -68,76 +54,50 @@ class CallIdentity(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class InflightCall:
-    """One call in flight in this worker, from its arrival until it is settled, and the message that holds its body.
-
-    The message is the delivery that came first, a copy of it, or none while its copy is queued or held by another
-    worker: to acknowledge or to requeue it has no effect then.
-    """
+    """One call in flight in this worker, from its arrival until it is settled."""
 
     identity: CallIdentity
+    #: The delivery that came first.
     delivery: Delivery
-    attempt_id: str
-    #: The message now.
+    #: The message now: that delivery, or the same message delivered again. None once it is acknowledged or requeued, or
+    #: is in the backlog, from where another worker may have it: that one answers it then.
     held: Delivery | None
     #: When an attempt was granted, in the loop's seconds; 0 before.
     granted_at: float = 0.0
-    #: The deadline of the call, in the loop's seconds; None once its attempt has ended: no copy is published then.
-    ends_at: float | None = None
-    #: When a copy of the message is due, in the loop's seconds.
-    copy_at: float = math.inf
-    #: The attempts as copies of which its message was published, or may have been.
-    copied_as: set[str] = field(default_factory=set)
+    #: When its message is published again, in the loop's seconds.
+    move_at: float = 0.0
     waiting_duplicates: int = 0
     is_settled: bool = False
+    #: Whether its message was acknowledged or requeued.
+    is_released: bool = False
     #: The task that handles the call, while the call may be aborted.
     task: asyncio.Task[object] | None = None
     _is_aborted: bool = False
     _result: Result | None = None
     #: Made by the first duplicate that waits.
     _settled: asyncio.Event | None = None
-    #: Whether its message was acknowledged or requeued.
-    _is_released: bool = False
-    #: Done when the message that took the place of the delivery is held no longer.
-    _released: asyncio.Future[None] | None = None
 
-    @property
-    def is_elsewhere(self) -> bool:
-        """Whether a copy of its message is queued, or another worker holds it."""
-        return self.held is None and not self._is_released
-
-    async def hold(self, delivery: Delivery, copy_at: float) -> None:
-        """Hold this message in the place of the one before; returns when it is not held any more."""
-        if self._is_released:
+    async def hold(self, delivery: Delivery) -> None:
+        """Hold this message in the place of the one before."""
+        if self.is_released:
             await delivery.ack()
             return
-        before, released_before = self.held, self._released
-        released = self._released = asyncio.get_running_loop().create_future()
-        self.held, self.copy_at = delivery, copy_at
+        before, self.held = self.held, delivery
+        self.move_at = asyncio.get_running_loop().time() + MOVE_SECONDS
         if before is not None:
             await before.ack()
-        if released_before is not None and not released_before.done():
-            released_before.set_result(None)
-        await released
 
     async def ack(self) -> None:
         """Acknowledge the message."""
-        held, self.held, self._is_released, self.ends_at = self.held, None, True, None
+        held, self.held, self.is_released = self.held, None, True
         if held is not None:
             await held.ack()
-        if self._released is not None:
-            self.release()
 
     async def requeue(self) -> None:
         """Return the message to its queue."""
-        held, self.held, self._is_released, self.ends_at = self.held, None, True, None
+        held, self.held, self.is_released = self.held, None, True
         if held is not None:
             await held.requeue()
-        self.release()
-
-    def release(self) -> None:
-        """End the wait of `hold`: the message is held no longer."""
-        if self._released is not None and not self._released.done():
-            self._released.set_result(None)
 
     def settle(self, result: Result | None) -> None:
         """Record that the call is settled, with its result or None; only the first call has an effect."""
@@ -182,18 +142,15 @@ class InflightCall:
 
 
 class InflightCalls:
-    """The calls in flight in a worker of so many slots, by session and request id, and the copies of their messages.
+    """The calls in flight in a worker of so many slots, by session and request id."""
 
-    ``held_seconds`` is for how long a message is held at most.
-    """
-
-    def __init__(self, bus: Bus, slots: int, held_seconds: float) -> None:
-        self._bus, self._held_seconds = bus, held_seconds
+    def __init__(self, bus: Bus, slots: int) -> None:
+        self._bus = bus
+        self._moving: set[asyncio.Task[None]] = set()
+        self._move_timer: asyncio.TimerHandle | None = None
         self._calls: dict[tuple[str, str], list[InflightCall]] = {}
         self._max_waiting = max(MIN_WAITING_DUPLICATES, int(slots * DUPLICATES_SHARE))
         self._waiting = 0
-        self._copying: set[asyncio.Task[None]] = set()
-        self._copy_timer: asyncio.TimerHandle | None = None
 
     def find(self, identity: CallIdentity) -> InflightCall | None:
         """Return the unsettled call with this identity, if there is one."""
@@ -202,15 +159,16 @@ class InflightCalls:
                 return call
         return None
 
-    def find_copied(self, identity: CallIdentity, delivery: Delivery) -> InflightCall | None:
-        """Return the call whose message this delivery is: a copy of it, or itself, delivered again."""
-        copied = copied_attempt(delivery)
+    def has(self, key: tuple[str, str]) -> bool:
+        """Return whether a call with this session and request id is in flight."""
+        return key in self._calls
+
+    def find_same(self, identity: CallIdentity, delivery: Delivery) -> InflightCall | None:
+        """Return the call whose message this is, delivered or published again: its caller waits for one reply."""
         for call in self._calls.get(identity.key, ()):
-            if call.identity != identity:
-                continue
             first = call.delivery
             is_same = (delivery.correlation_id, delivery.reply_to) == (first.correlation_id, first.reply_to)
-            if copied in call.copied_as or (delivery.redelivered and is_same):
+            if is_same and call.identity == identity:
                 return call
         return None
 
@@ -219,11 +177,11 @@ class InflightCalls:
         running = [call for calls in self._calls.values() for call in calls if call.granted_at]
         return sorted(running, key=lambda call: call.granted_at)
 
-    async def wait_for_duplicate(self, call: InflightCall, ends_at: float, return_at: float) -> Result | None:
+    async def wait_for_duplicate(self, call: InflightCall, ends_at: float) -> Result | None:
         """Wait for the result of a call as its duplicate, as `InflightCall.wait_for_result` does.
 
-        Raises `Overloaded` where `MAX_WAITING_DUPLICATES` of this call wait already, or too many of all calls;
-        `Expired` at ``ends_at`` and `HeldLongEnough` at ``return_at``, in the loop's seconds.
+        Raises `Overloaded` where `MAX_WAITING_DUPLICATES` of this call wait already, or too many of all calls, and
+        `Expired` at ``ends_at``, in the loop's seconds.
         """
         if call.waiting_duplicates >= MAX_WAITING_DUPLICATES or self._waiting >= self._max_waiting:
             # The call itself runs or waits: it is not decided yet whether it is charged.
@@ -232,31 +190,29 @@ class InflightCalls:
         self._waiting += 1
         call.waiting_duplicates += 1
         try:
-            return await call.wait_for_result(min(ends_at, return_at) - asyncio.get_running_loop().time())
+            return await call.wait_for_result(ends_at - asyncio.get_running_loop().time())
         except TimeoutError:
-            if return_at < ends_at:
-                raise HeldLongEnough from None
             raise Expired("The deadline passed while another delivery ran the call", charge_unknown=True) from None
         finally:
             self._waiting -= 1
             call.waiting_duplicates -= 1
 
-    def add(self, identity: CallIdentity, delivery: Delivery, attempt_id: str) -> InflightCall:
-        """Register a call, which `remove` must end, and the attempt that is requested for it."""
-        call = InflightCall(identity, delivery, attempt_id, held=delivery)
+    def add(self, identity: CallIdentity, delivery: Delivery) -> InflightCall:
+        """Register a call, which `remove` must end."""
+        loop = asyncio.get_running_loop()
+        call = InflightCall(identity, delivery, held=delivery, move_at=loop.time() + MOVE_SECONDS)
         self._calls.setdefault(identity.key, []).append(call)
-        if self._copy_timer is None:
-            seconds = self._held_seconds * CHECK_PART
-            self._copy_timer = asyncio.get_running_loop().call_later(seconds, self._publish_due_copies)
+        if self._move_timer is None:
+            self._move_timer = loop.call_later(MOVE_SECONDS, self._move_due)
         return call
 
     def remove(self, call: InflightCall) -> None:
-        """End a call; its waiting duplicates are released now at the latest."""
-        calls = self._calls[call.identity.key]
-        calls.remove(call)
-        if not calls:
-            del self._calls[call.identity.key]
-        if not call.is_settled:
+        """End a call, if that is not done; its waiting duplicates are released now at the latest."""
+        calls = self._calls.get(call.identity.key, [])
+        if call in calls:
+            calls.remove(call)
+            if not calls:
+                del self._calls[call.identity.key]
             call.settle(None)
 
     def abort(self, keys: Iterable[CallKey]) -> None:
@@ -265,52 +221,31 @@ class InflightCalls:
             for inflight_call in self._calls.get((key.session_id, key.request_id), ()):
                 inflight_call.abort()
 
-    def _publish_due_copies(self) -> None:
-        """Publish the copies that are due before the next check: one timer serves all calls."""
-        loop, seconds = asyncio.get_running_loop(), self._held_seconds * CHECK_PART
-        due_until = loop.time() + seconds
-        for calls in self._calls.values():
-            for call in calls:
-                if call.ends_at is not None and call.copy_at <= due_until and call.held is not None:
-                    call.copy_at = math.inf
-                    start_task(self._copying, self._copy(call, call.held, call.ends_at), name="copy a message")
-        self._copy_timer = loop.call_later(seconds, self._publish_due_copies) if self._calls else None
-
-    async def _copy(self, call: InflightCall, held: Delivery, ends_at: float) -> None:
-        """Publish the message again, as a copy of the call's attempt that expires with the call."""
+    def _move_due(self) -> None:
+        """Publish the messages again that are held for long: one timer serves all calls."""
         loop = asyncio.get_running_loop()
-        copy = copy_of(held, ends_at - loop.time(), call.attempt_id)
-        call.copied_as.add(call.attempt_id)
+        for call in [each for calls in self._calls.values() for each in calls]:
+            held = call.held
+            if held is not None and call.move_at <= loop.time() and _may_be_moved(call, held):
+                call.move_at = loop.time() + MOVE_SECONDS
+                start_task(self._moving, self._move(call, held), name="move a message")
+        self._move_timer = loop.call_later(MOVE_SECONDS / 10, self._move_due) if self._calls else None
+
+    async def _move(self, call: InflightCall, held: Delivery) -> None:
+        """Publish a message to its target's backlog, and acknowledge the one before."""
+        target = call.identity.target
         try:
-            await self._bus.publish(INVOKE.exchange, call.identity.target, copy)
+            await self._bus.publish(BACKLOG, held_key(target), copy_of(held, None))
         except BusError as error:
-            log.warning("A copy of a long call could not be published and will be repeated: %s", error.message)
-            call.copy_at = loop.time() + self._held_seconds * RETRY_PART
+            log.warning("The message of a long call stays in the queue of %s for now: %s", target, error.message)
             return
-        # It may have been acknowledged meanwhile, or its copy may have come back already.
+        # It may have been acknowledged meanwhile, or have come back already.
         if call.held is held:
             call.held = None
             await held.ack()
-            call.release()
 
 
-def copied_attempt(delivery: Delivery) -> str | None:
-    """Return the attempt whose call's message this is a copy of; None where it is no copy that a worker has made."""
-    attempt_id = delivery.headers.get(COPY_HEADER)
-    return attempt_id if isinstance(attempt_id, str) and re.fullmatch(PRINTABLE, attempt_id) else None
-
-
-class EndedAttempts:
-    """The last attempts whose calls were answered while a copy of their message was elsewhere: it needs no answer."""
-
-    def __init__(self) -> None:
-        self._attempt_ids: dict[str, None] = {}
-
-    def add(self, attempt_id: str) -> None:
-        """Remember an attempt; the oldest is forgotten."""
-        self._attempt_ids[attempt_id] = None
-        if len(self._attempt_ids) > MAX_ENDED_ATTEMPTS:
-            del self._attempt_ids[next(iter(self._attempt_ids))]
-
-    def __contains__(self, attempt_id: str) -> bool:
-        return attempt_id in self._attempt_ids
+def _may_be_moved(call: InflightCall, held: Delivery) -> bool:
+    """Return whether a message is to be published again: once, and by the worker that has its call."""
+    is_own = call.granted_at or not held.redelivered
+    return bool(is_own) and held.exchange not in {BACKLOG.name, CONVERSATION.name}

@@ -32,6 +32,7 @@ from quintain.timings import Clock
 from quintain_worker.cost_bound import CostBound, CostRule
 from quintain_worker.inflight import CallIdentity
 from quintain_worker.providers.provider import ModelUsage
+from quintain_worker.returns import is_begun
 
 #: Error messages about a request are cut to this length, in characters: they may quote a name of the caller's, and
 #: travel to the ledger in one batch with those of other callers.
@@ -58,6 +59,7 @@ class IncomingRequest(NamedTuple):
     request: InvokeRequest | ApiRequest | None
     problem: Fault | None
     accepts: frozenset[str]
+    is_redelivered: bool
     #: What a duplicate of this call has in common with it.
     identity: CallIdentity
 
@@ -79,10 +81,9 @@ class IncomingRequest(NamedTuple):
         target: str,
         traceparent: str | None,
         *,
-        copied: str | None = None,
         cost_rule: CostRule | None = None,
     ) -> Admit:
-        """Return the question whether this attempt may run; ``copied`` is `Admit.copy_of`."""
+        """Return the question whether this attempt may run."""
         cost = _NO_BOUND
         if cost_rule is not None:
             cost = cost_rule.fixed or cost_rule.bound(self.request, self.body_bytes)
@@ -100,7 +101,7 @@ class IncomingRequest(NamedTuple):
             wait_until=self.wait_until,
             problem=None if self.problem is None else FaultReply.from_fault(self.problem),
             traceparent=traceparent,
-            copy_of=copied,
+            redelivered=self.is_redelivered or None,
             max_cost=cost.amount,
             is_estimate=cost.is_estimate or None,
             cost_problem=cost.problem,
@@ -202,6 +203,7 @@ def parse_request(delivery: Delivery, target: str, check: Callable[[ApiRequest],
         request=request,
         problem=problem,
         accepts=_split_types(accepts) if isinstance(accepts, str) else frozenset(),
+        is_redelivered=is_begun(delivery),
         identity=CallIdentity(
             credential=credential.text,
             key=(credential.id, request_id),

@@ -1,4 +1,4 @@
-"""Puts calls back into their target's queue, as new messages, and makes the copies of messages that are held for long.
+"""Puts calls back into their target's queue, as new messages.
 
 A requeue of a delivery itself would count towards the queue's delivery limit: it is used only where the new message
 cannot be published.
@@ -13,11 +13,12 @@ from typing import Protocol
 
 from quintain.bus.base import Bus, Delivery, Envelope
 from quintain.contracts.group import GROUP_CONTENT_TYPE, INVOKE_GROUP_TYPE, GroupItem, encode_group
-from quintain.contracts.headers import CALL_HEADERS, COPY_HEADER, PROTOCOL_HEADER, PROTOCOL_VERSION, RETURNED_HEADER
+from quintain.contracts.headers import CALL_HEADERS, PROTOCOL_HEADER, PROTOCOL_VERSION, RETURNED_HEADER
 from quintain.errors import BusError
 from quintain.routes import INVOKE
 from quintain.rpc.groups import GroupedDelivery
 from quintain.rpc.server import copyable_headers
+from quintain.topology import BACKLOG, target_of_key
 
 log = logging.getLogger(__name__)
 
@@ -32,18 +33,14 @@ class MessageHolder(Protocol):
         """Return the message to its queue."""
 
 
-def copy_of(delivery: Delivery, remaining_seconds: float | None, attempt_id: str | None = None) -> Envelope:
-    """Return a delivery as a new message that expires after ``remaining_seconds``, or as late as the delivery.
-
-    ``attempt_id`` is the attempt that runs the call: it marks the message as a copy, and nobody else knows it.
-    """
-    mark = {} if attempt_id is None else {COPY_HEADER: attempt_id}
+def copy_of(delivery: Delivery, remaining_seconds: float | None) -> Envelope:
+    """Return a delivery as a new message that expires after ``remaining_seconds``, or as late as the delivery."""
     return Envelope(
         body=delivery.body,
         type=delivery.type,
         correlation_id=delivery.correlation_id,
         reply_to=delivery.reply_to,
-        headers={**copyable_headers(delivery.headers), **mark},
+        headers=copyable_headers(delivery.headers),
         expiration_ms=delivery.expiration_ms if remaining_seconds is None else max(1, int(remaining_seconds * 1000)),
     )
 
@@ -59,6 +56,16 @@ async def return_copy(
     """Put a delivery back, as a new message that expires after ``remaining_seconds``, by default after as long as the
     delivery itself; it is settled by its ``holder``, by default itself."""
     await _put_back(bus, target, copy_of(delivery, remaining_seconds), [holder or delivery])
+
+
+def is_held(delivery: Delivery) -> bool:
+    """Return whether this is the message of a call that a worker has, or had, for long."""
+    return delivery.exchange == BACKLOG.name and delivery.routing_key != target_of_key(delivery.routing_key)
+
+
+def is_begun(delivery: Delivery) -> bool:
+    """Return whether a worker may have begun with a call: it was delivered before."""
+    return delivery.redelivered or is_held(delivery)
 
 
 def is_returned(delivery: Delivery) -> bool:

@@ -22,8 +22,7 @@ from quintain.contracts.group import GROUP_CONTENT_TYPE, INVOKE_GROUP_TYPE
 from quintain.contracts.headers import TOKEN_HEADER
 from quintain.runtime.concurrency import BatchSender
 from quintain.topology import BACKLOG, CONVERSATION
-from quintain_worker.inflight import copied_attempt
-from quintain_worker.returns import MessageHolder, copy_of
+from quintain_worker.returns import MessageHolder, copy_of, is_begun
 
 log = logging.getLogger(__name__)
 
@@ -179,13 +178,8 @@ class MessageHold:
 
 
 def may_be_moved(delivery: Delivery) -> bool:
-    """Whether a message may go to the backlog: it is no turn, not from there, and nobody has begun with it."""
+    """Whether a message may go to the backlog: it is no turn, not from there, and no worker may have begun with it."""
     return delivery.exchange not in {BACKLOG.name, CONVERSATION.name} and not is_begun(delivery)
-
-
-def is_begun(delivery: Delivery) -> bool:
-    """Whether a worker may have begun with the call of a message: it was delivered before, or is a copy."""
-    return delivery.redelivered or copied_attempt(delivery) is not None
 
 
 def session_of(delivery: Delivery) -> str:

@@ -27,7 +27,7 @@ from quintain.fleet.beats import ServiceIdentity
 from quintain.programs.agent_urls import AgentUrls
 from quintain.rpc.requests import RpcClient
 from quintain.runtime.concurrency import start_task
-from quintain.settings import CONSUMER_TIMEOUT_SECONDS, read_trace_settings, without_variables
+from quintain.settings import read_trace_settings, without_variables
 from quintain.timings import DEFAULT_TIMINGS, Clock, Timings
 from quintain.topology import cancel_topology, target_queue
 from quintain_worker.consumer import TargetConsumer
@@ -68,8 +68,8 @@ class Worker:
 
     ``sole_id`` is an id that only one process at a time can have, so that a registration ends the leases of its
     predecessors. ``on_drain`` is called, perhaps more than once, when an administrator requests a drain; without it
-    drain requests are refused. ``timings`` must be those of the whole fleet, and ``consumer_timeout_seconds`` at most
-    the broker's. ``ledger`` is that of this process; without it the ledger is asked over the bus.
+    drain requests are refused. ``timings`` must be those of the whole fleet. ``ledger`` is that of this process;
+    without it the ledger is asked over the bus.
     """
 
     def __init__(  # noqa: PLR0913 -- a composition root
@@ -82,7 +82,6 @@ class Worker:
         sole_id: str | None = None,
         on_drain: Callable[[], object] | None = None,
         timings: Timings = DEFAULT_TIMINGS,
-        consumer_timeout_seconds: float = CONSUMER_TIMEOUT_SECONDS,
         ledger: LedgerPort | None = None,
     ) -> None:
         metrics = metrics or WorkerMetrics()
@@ -105,7 +104,6 @@ class Worker:
             metrics,
             timings,
             slots=slots,
-            consumer_timeout_seconds=consumer_timeout_seconds,
         )
         self._cancellation_consumer = CancellationConsumer(bus, self._context.inflight, targets.values())
         drain_state = DrainState.UNSUPPORTED if on_drain is None else DrainState.SUPPORTED
@@ -284,7 +282,6 @@ async def run_worker(  # noqa: PLR0913 -- what starts a service takes what that 
     drain: Callable[[], object] | None = None,
     agent_gateway: AgentGateway | None = None,
     timings: Timings = DEFAULT_TIMINGS,
-    consumer_timeout_seconds: float = CONSUMER_TIMEOUT_SECONDS,
     ledger: LedgerPort | None = None,
 ) -> AsyncIterator[Worker]:
     """Run a worker for the targets of a configuration. Raises `ConfigError`.
@@ -322,7 +319,6 @@ async def run_worker(  # noqa: PLR0913 -- what starts a service takes what that 
         sole_id=sole_id,
         on_drain=drain,
         timings=timings,
-        consumer_timeout_seconds=consumer_timeout_seconds,
         ledger=ledger,
     )
     async with contextlib.AsyncExitStack() as stack:

@@ -66,10 +66,6 @@ def without_variables(env: Mapping[str, str], names: Collection[str]) -> dict[st
 
 MEMORY_URL = "memory://"
 
-#: After how many seconds RabbitMQ closes the channel of an unacknowledged message: its own default. It does not tell
-#: its clients, so that a worker of a broker with another ``consumer_timeout`` is told; and the least that may be told.
-CONSUMER_TIMEOUT_SECONDS, MIN_CONSUMER_TIMEOUT_SECONDS = 1_800.0, 10.0
-
 #: For Quintain's own tests: the length of a worker's lease in seconds, the same for every process of a fleet. All
 #: timings are scaled by the same factor, except ledger_silence_seconds: a test that restarts a metadata service waits
 #: for a process, which does not start faster. A value out of bounds is refused.
@@ -97,7 +93,6 @@ class Settings:
     ops_port: int | None
     ops_host: str
     timings: Timings = DEFAULT_TIMINGS
-    consumer_timeout_seconds: float = CONSUMER_TIMEOUT_SECONDS
     #: For how many days sessions that have ended are kept; None is for ever.
     retention_days: int | None = None
 
@@ -181,7 +176,6 @@ def read_settings(env: Mapping[str, str]) -> Settings:
         ops_port=_port(env, "QUINTAIN_OPS_PORT"),
         ops_host=env.get("QUINTAIN_OPS_HOST") or "127.0.0.1",
         timings=_timings(env),
-        consumer_timeout_seconds=_consumer_timeout(env),
         retention_days=_retention_days(env),
     )
 
@@ -202,22 +196,6 @@ def _port(env: Mapping[str, str], name: str) -> int | None:
     if not (text.isdecimal() and len(text) <= 5 and int(text) <= 65535):
         raise ConfigError(f"{name} is no port: a whole number from 0 (which takes a free one) to 65535")
     return int(text)
-
-
-def _consumer_timeout(env: Mapping[str, str]) -> float:
-    text = env.get("QUINTAIN_CONSUMER_TIMEOUT_SECONDS")
-    if not text:
-        return CONSUMER_TIMEOUT_SECONDS
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not MIN_CONSUMER_TIMEOUT_SECONDS <= seconds < math.inf:
-        raise ConfigError(
-            f"QUINTAIN_CONSUMER_TIMEOUT_SECONDS is {text!r}: the broker's consumer_timeout in seconds, "
-            f"{MIN_CONSUMER_TIMEOUT_SECONDS:g} or more"
-        )
-    return seconds
 
 
 def _timings(env: Mapping[str, str]) -> Timings:

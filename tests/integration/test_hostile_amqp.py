@@ -28,7 +28,6 @@ from quintain.contracts.group import GROUP_CONTENT_TYPE, INVOKE_GROUP_TYPE, Grou
 from quintain.contracts.headers import (
     ACCEPT_HEADER,
     CALL_HEADERS,
-    COPY_HEADER,
     PROTOCOL_HEADER,
     REQUEST_ID_HEADER,
     RETURNED_HEADER,
@@ -63,7 +62,7 @@ EVERY_KIND: list[object] = [
     "9" * 18,
 ]
 
-OURS = [*CALL_HEADERS, TOKEN_HEADER, ACCEPT_HEADER, COPY_HEADER, RETURNED_HEADER, ROUTED_HEADER, "x-first-death-reason"]
+OURS = [*CALL_HEADERS, TOKEN_HEADER, ACCEPT_HEADER, RETURNED_HEADER, ROUTED_HEADER, "x-first-death-reason"]
 
 
 #: Exchanges and keys that a stranger may publish to.
@@ -113,7 +112,6 @@ def hostile_properties(token: str, place: int) -> list[pika.BasicProperties]:
             for number, name in enumerate(OURS)
             for kind in EVERY_KIND[(place + number) % 3 :: 3]
         ),
-        pika.BasicProperties(headers={TOKEN_HEADER: SessionToken.mint().text, COPY_HEADER: "\u00e9"}, **answered),
         pika.BasicProperties(headers=honest, reply_to=b"\xff\xfe", correlation_id=b"\xff\xfe"),
         pika.BasicProperties(headers=honest, type=b"\xff\xfe", timestamp=2**63, **answered),
         pika.BasicProperties(headers=honest, timestamp=2**60),

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from quintain.bus.base import Delivery, Envelope, HeaderValue
 from quintain.bus.memory import MemoryBroker, MemoryBus
@@ -39,6 +40,7 @@ from quintain.topology import (
     Binding,
     Topology,
     reply_topology,
+    target_queue,
     target_topology,
 )
 
@@ -188,7 +190,11 @@ class FakeEvaluator:
         await self.bus.declare(target_topology(self.target) + topology)
         await self.bus.consume(topology.queues[0], self._on_reply, prefetch=100)
 
-    async def send_request(
+    async def send_request(self, correlation_id: str = "c1", **fields: Any) -> None:
+        """Publish one request to the target."""
+        await self.bus.publish(INVOKE, self.target, self.request(correlation_id, **fields))
+
+    def request(
         self,
         correlation_id: str = "c1",
         *,
@@ -196,8 +202,8 @@ class FakeEvaluator:
         seconds: float | None = 60,
         headers: Mapping[str, HeaderValue] | None = None,
         **properties_: object,
-    ) -> None:
-        """Publish one request to the target."""
+    ) -> Envelope:
+        """Return one request to the target."""
         deadline = {} if seconds is None else {DEADLINE_HEADER: int(time.time() * 1000 + seconds * 1000)}
         all_headers = {
             TOKEN_HEADER: self.token,
@@ -211,8 +217,7 @@ class FakeEvaluator:
             "type": "invoke",
             **properties_,
         }
-        envelope = Envelope(body=body, headers=all_headers, **amqp_properties)  # type: ignore[arg-type]
-        await self.bus.publish(INVOKE, self.target, envelope)
+        return Envelope(body=body, headers=all_headers, **amqp_properties)  # type: ignore[arg-type]
 
     async def _on_reply(self, delivery: Delivery) -> None:
         await delivery.ack()
@@ -231,6 +236,17 @@ async def fake_ledger_service(admit_policy: AdmitPolicy = grant) -> AsyncIterato
     finally:
         await bus.close()
         memory.close()
+
+
+async def send_again(ledger: FakeLedgerService, evaluator: FakeEvaluator, *correlation_ids: str) -> None:
+    """Publish requests, and have them delivered as those of a worker that was lost."""
+    queue = ledger.memory.queue(target_queue(evaluator.target).name)
+    consumers, queue.consumers = queue.consumers, deque()
+    for correlation_id in correlation_ids:
+        await evaluator.send_request(correlation_id)
+    sent, queue.ready, queue.consumers = queue.ready, deque(), consumers
+    for message in reversed(sent):
+        queue.requeue(message)
 
 
 async def next_item(queue: asyncio.Queue[Item]) -> Item:

@@ -74,13 +74,11 @@ class QueueDriver:
                 self.order.append(self.asked[item.attempt_id][1].request_id)
 
     def answer(self, attempt_id: str) -> str:
-        """What it was told: that it waits, a grant, a replay, that it needs a slot, or a fault."""
+        """What it was told: that it waits, a grant, a replay, or a fault."""
         item = self.answers.get(attempt_id)
         if item is None:
             return "waits"
-        if item.fault or item.is_grant or item.replay:
-            return item.fault.code if item.fault else "granted" if item.is_grant else "replayed"
-        return "needs slot"
+        return item.fault.code if item.fault else "granted" if item.is_grant else "replayed"
 
     async def settle(
         self,

@@ -13,7 +13,6 @@ from quintain.contracts.invoke import FaultReply, InvokeRequest, Result, TokenUs
 from quintain.contracts.ledger import TargetCard
 from quintain.contracts.quota import QuotaCard
 from quintain.errors import BrokerUnavailable
-from quintain.settings import CONSUMER_TIMEOUT_SECONDS
 from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain.topology import Exchange, target_queue
 from quintain_worker.providers.provider import OnText, Provider, ProviderAnswer
@@ -75,7 +74,6 @@ async def running_worker(
     timings: Timings = DEFAULT_TIMINGS,
     quota: QuotaCard | None = None,
     price: Price | None = None,
-    consumer_timeout_seconds: float = CONSUMER_TIMEOUT_SECONDS,
 ) -> AsyncIterator[tuple[Worker, FlakyBus]]:
     """A worker that serves these providers as targets a, b, …, stopped at the end."""
     bus = FlakyBus(ledger.memory)
@@ -88,9 +86,7 @@ async def running_worker(
     }
     limits = {"max_concurrency": max_concurrency, "worker_concurrency": worker_concurrency}
     cards = [TargetCard(name=name, provider="mock", quota=quota, **limits) for name in names]
-    worker = Worker(
-        bus, served, cards, on_drain=drain, timings=timings, consumer_timeout_seconds=consumer_timeout_seconds
-    )
+    worker = Worker(bus, served, cards, on_drain=drain, timings=timings)
     await worker.start()
     try:
         yield worker, bus

@@ -21,7 +21,6 @@ from quintain.fleet.tables import provider_trouble
 from quintain.settings import Settings, environment, read_settings, secret_file_paths, without_password
 from quintain.topology import METADATA_TOPOLOGY, SETTLE_QUEUE, Exchange, Queue, target_topology
 from quintain_cli.broker_checks import (
-    _CONSUMER_TIMEOUT_NOTE,
     CheckVerdict,
     DoctorCheck,
     check_broker_user,
@@ -29,8 +28,8 @@ from quintain_cli.broker_checks import (
     check_declaration,
     check_message_size,
     check_transport,
-    check_version,
     management_checks,
+    version_checks,
 )
 from quintain_cli.broker_management import Management, open_management
 from quintain_cli.commands.status import look_at_fleet
@@ -174,7 +173,7 @@ async def _broker_checks(
     found: list[DoctorCheck] = []
     is_declared = False
     async with inspect_broker(url, timeout_seconds=timeout_seconds) as inspection:
-        checks += [check_version(await inspection.version()), _CONSUMER_TIMEOUT_NOTE]
+        checks += version_checks(await inspection.version())
         for declaration in declarations:
             try:
                 async with asyncio.timeout(timeout_seconds):

@@ -70,7 +70,6 @@ async def _run_worker(
             drain=stop.request,
             agent_gateway=partial(run_agent_gateway, bus),
             timings=settings.timings,
-            consumer_timeout_seconds=settings.consumer_timeout_seconds,
         ) as worker,
         report_ready(endpoints, bus, worker.check, worker.card),
     ):

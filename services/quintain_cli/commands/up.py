@@ -56,7 +56,6 @@ async def _run_up(
         allowed_hosts=allowed_hosts,
         exclusive_path=None if settings.broker_url or settings.ledger_url else str(settings.state_dir.absolute()),
         timings=settings.timings,
-        consumer_timeout_seconds=settings.consumer_timeout_seconds,
         retention_days=settings.retention_days,
     )
     async with handle_stop_signals() as stop, run_fleet(plan) as running_fleet:

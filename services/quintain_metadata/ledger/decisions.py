@@ -199,14 +199,12 @@ def _admit_known(
     return _start_attempt(changes, operation, session, lost, change)
 
 
-def _join(changes: Changes, request: Admit, session: SessionRow, call: CallRow) -> Admission | Deferred:
-    """Let an admit wait for a running call: that of another caller, or of a copy of the call's own message."""
-    if request.copy_of is None:
-        # So that it cannot be cancelled meanwhile, unless it already is.
+def _join(changes: Changes, request: Admit, session: SessionRow, call: CallRow) -> Deferred:
+    """Let an admit wait for a running call."""
+    if not request.redelivered:
+        # Another caller's: so that it cannot be cancelled meanwhile, unless it already is.
         joined = (changes.moment.now + DUPLICATE_WAIT_MS, call.session_id, call.request_id)
         changes.add(call_rows.JOIN_SQL, *joined)
-    elif not _is_attempt(changes, call, request.copy_of):
-        return Admission(attempt_id=request.attempt_id, needs_slot=True)
     return _deferred(changes, request, session, DeferReason.CALL)
 
 
@@ -225,8 +223,6 @@ def _start_attempt(
     _require_in_time(changes, request, key, waits_until)
     # Before anything that it would wait for, and before the call is charged: what is refused changes nothing.
     _require_cost(changes, request, session, is_running=is_running)
-    if request.copy_of is not None:
-        return Admission(attempt_id=request.attempt_id, needs_slot=True)
     worker = changes.rows.workers.get(incarnation)
     if worker is None or not worker.is_alive:
         return Deferred(*key, request.target, DeferReason.LEASE, waits_until, session.share)
@@ -304,13 +300,6 @@ def _is_target_awaited(changes: Changes, operation: AdmitOperation, *, is_runnin
     return is_full or (operation.after_others and not is_running)
 
 
-def _is_attempt(changes: Changes, call: CallRow, attempt_id: str) -> bool:
-    """Whether this is an attempt at the call, which only the workers that had a message of it know."""
-    return attempt_id == call.attempt_id or attempt_id in changes.rows.attempts.get(
-        (call.session_id, call.request_id), {}
-    )
-
-
 def _deferred(changes: Changes, request: Admit, session: SessionRow, reason: DeferReason) -> Deferred:
     deadline = _deadline(changes, request, session, None)
     return Deferred(session.id, request.request_id, request.target, reason, deadline, session.share)
@@ -339,7 +328,6 @@ def _grant(changes: Changes, session: SessionRow, call: CallRow) -> Admission:
         max_body_bytes=session.max_body_bytes,
         replay=None,
         fault=None,
-        needs_slot=None,
         is_probe=None,
         is_one_try=session.has_cost_limit or None,
     )

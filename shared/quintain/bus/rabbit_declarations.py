@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -197,8 +198,7 @@ class BrokerInspector:
         """Return the broker's version as reported in its server properties."""
         connection = await self._connection.wait_connection()
         assert connection.transport is not None
-        version = connection.transport.connection.server_properties.get("version", b"?")
-        return version.decode(errors="replace") if isinstance(version, bytes) else str(version)
+        return _version(connection.transport.connection)
 
     async def refuses_message_of(self, body_bytes: int) -> bool:
         """Return whether the broker refuses a message of this many bytes. It is sent, to no queue.
@@ -240,12 +240,26 @@ class BrokerInspector:
 async def _declare(underlay: Any, declared: Exchange | Queue, *, passive: bool = False) -> None:
     arguments = None if passive else dict(declared.arguments)
     if isinstance(declared, Queue):
+        if arguments and declared.kind == "classic" and not is_older(_version(underlay.connection), (4, 3)):
+            # Only quorum queues have a consumer timeout there, and the argument is refused.
+            arguments.pop("x-consumer-timeout", None)
         lasts = {"durable": not declared.exclusive, "exclusive": declared.exclusive}
         await underlay.queue_declare(declared.name, **lasts, passive=passive, arguments=arguments)
     else:
         await underlay.exchange_declare(
             declared.name, exchange_type=declared.kind, durable=True, passive=passive, arguments=arguments
         )
+
+
+def _version(connection: Any) -> str:
+    version = connection.server_properties.get("version", b"?")
+    return version.decode(errors="replace") if isinstance(version, bytes) else str(version)
+
+
+def is_older(version: str, than: tuple[int, int]) -> bool:
+    """Return whether a version of RabbitMQ is older than this one; one that cannot be read is not."""
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    return numbers is not None and (int(numbers[1]), int(numbers[2])) < than
 
 
 @contextlib.asynccontextmanager

@@ -14,8 +14,6 @@ ACCEPT_HEADER = "x-quintain-accept"
 ROUTED_HEADER = "x-quintain-routed"
 #: Present on a call that a worker without a free slot has put back into its queue.
 RETURNED_HEADER = "x-quintain-returned"
-#: Present on a copy that a worker has published in the place of the message of a call that it runs: its attempt.
-COPY_HEADER = "x-quintain-copy"
 
 #: When the request was published, in milliseconds since the epoch, on the metadata service's clock. RabbitMQ's own
 #: message interceptor writes the same header; without it the time in the queue is unknown.

@@ -173,7 +173,7 @@ class Admit(Message):
     The call is authorized by the session's ``token``, or by a ``proof`` and the ``session_id``. There is no token
     beside a proof, so that a metadata service that knows no proofs cannot read the batch: the admit is repeated.
 
-    ``copy_of``: its message is a copy of the one of this attempt's call, for which the worker holds no slot.
+    ``redelivered``: the broker delivered its message before, so that an attempt for the same caller may run elsewhere.
 
     ``wait_until``: until when the call may wait for its first attempt, or for its next one after it was throttled.
 
@@ -193,7 +193,7 @@ class Admit(Message):
     wait_until: Whole | None = None
     problem: FaultReply | None = None
     traceparent: str | None = None
-    copy_of: Token | None = None
+    redelivered: bool | None = None
     max_cost: Picodollars | None = None
     is_estimate: bool | None = None
     cost_problem: Text | None = None
@@ -221,10 +221,7 @@ class AdmitBatch(Message):
 
 
 class Admission(Message):
-    """The ledger's decision on one attempt: a grant, a stored reply (``replay``), a fault, or that it is asked again.
-
-    ``needs_slot``: no attempt runs the call of which the message is a copy (`Admit.copy_of`), or it is none: nothing is
-    granted, and it takes a slot.
+    """The ledger's decision on one attempt: a grant, a stored reply (``replay``), or a fault.
 
     ``attempt`` is the attempt's number, from 1; ``deadline`` is the call's, in milliseconds since the epoch.
     ``unproven``: an earlier attempt of this call may have been billed, so that a proof that this one was not billed
@@ -245,14 +242,13 @@ class Admission(Message):
     max_body_bytes: int | None = None
     replay: Result | None = None
     fault: FaultReply | None = None
-    needs_slot: bool | None = None
     is_probe: bool | None = None
     is_one_try: bool | None = None
 
     @property
     def is_grant(self) -> bool:
         """Whether the attempt may run."""
-        return self.fault is None and not (self.is_replay or self.needs_slot)
+        return self.fault is None and not self.is_replay
 
     @property
     def is_replay(self) -> bool:

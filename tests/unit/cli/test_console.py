@@ -22,7 +22,7 @@ def test_text_is_text_and_anything_else_is_bytes() -> None:
 
 
 def test_a_table_breaks_no_name_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    console.print_table([("set", "QUINTAIN_CONSUMER_TIMEOUT_SECONDS " * 5)], ("", "fix"))
+    console.print_table([("set", "QUINTAIN_SESSION_TOKEN_FILE_NAME " * 5)], ("", "fix"))
     assert len(capsys.readouterr().out.strip().splitlines()) == 2
 
 

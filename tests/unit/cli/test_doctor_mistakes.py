@@ -129,7 +129,7 @@ MISTAKES: dict[str, tuple[Plant, str, str]] = {
     "a fast clock": (lambda api: setattr(api, "skew_seconds", 60), "clock of the broker", "fail"),
     "a slow clock": (lambda api: setattr(api, "skew_seconds", -5), "clock of the broker", "warn"),
     "a short consumer timeout": (lambda api: api.queues[0].update(arguments={"x-consumer-timeout": 60_000}),
-     "consumer timeout of quintain.metadata", "fail"),
+     "consumer timeout of quintain.metadata", "warn"),
     "a foreign exchange": (lambda api: api.exchanges.append({"name": "quintain.reply.evaluator.x"}),
      "foreign exchanges", "fail"),
     "an exchange of another program": (lambda api: api.exchanges.append({"name": "orders"}),

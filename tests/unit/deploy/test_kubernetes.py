@@ -11,7 +11,6 @@ import typer.main
 import yaml
 
 from generate.checkout import tracked
-from quintain.settings import CONSUMER_TIMEOUT_SECONDS
 from quintain.topology import target_topology
 from quintain_cli.__main__ import app
 from quintain_cli.broker_checks import TRIED_VERSIONS
@@ -274,12 +273,6 @@ def test_a_drain_lasts_for_long_and_the_cluster_waits_for_it(name: str) -> None:
     # Only who is called through a Service has to leave it first.
     assert (pause_seconds >= 10) == (name == "gateway")
     assert workload.pod["terminationGracePeriodSeconds"] >= pause_seconds + grace_seconds + 60
-
-
-def test_the_broker_holds_a_delivery_for_as_long_as_workers_are_told() -> None:
-    written = object_named("RabbitmqCluster", "rabbitmq")["spec"]["rabbitmq"]["additionalConfig"]
-    options = dict(re.findall(r"^([a-z_.]+) = (\S+)$", written, re.MULTILINE))
-    assert int(options["consumer_timeout"]) == 1000 * CONSUMER_TIMEOUT_SECONDS
 
 
 def test_each_target_of_the_configuration_is_scaled_by_its_own_queues() -> None:

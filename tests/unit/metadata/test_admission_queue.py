@@ -63,15 +63,27 @@ async def test_one_duplicate_too_many_is_overloaded_and_costs_nothing(desk: Queu
     assert (await desk.driver.info(desk.session)).call_count == 2
 
 
-async def test_copies_of_a_running_call_are_none_of_its_duplicates(desk: QueueDriver) -> None:
+async def test_what_is_delivered_again_is_no_duplicate_of_its_call(desk: QueueDriver) -> None:
     await desk.admit("r1")
-    (holder,) = desk.attempts("r1")
-    copies = [desk.request("r1", copy_of=holder) for _ in range(MAX_HELD_DUPLICATES + 1)]
-    assert {*await desk.send(*copies, incarnation="w2")} == {"waits"}
+    again = [desk.request("r1", redelivered=True) for _ in range(MAX_HELD_DUPLICATES + 1)]
+    assert {*await desk.send(*again, incarnation="w2")} == {"waits"}
     assert {*await desk.admit(*["r1"] * MAX_HELD_DUPLICATES)} == {"waits"}
     await desk.driver.expire_lease("w1")
     await desk.sweep()
-    assert {desk.answer(each.attempt_id) for each in copies} == {"needs slot"}
+    assert desk.order == ["r1", "r1"]
+
+
+async def test_a_waiting_call_whose_message_comes_again_elsewhere_keeps_its_place_and_runs_once(
+    desk: QueueDriver,
+) -> None:
+    await limit(desk)
+    await desk.admit("r1", "r2", "r3")
+    again = desk.request("r2", redelivered=True)
+    assert await desk.send(again, incarnation="w2") == ["waits"]
+    for done in ("r1", "r2"):
+        await desk.settle(desk.attempts(done)[0])
+    await desk.sweep()
+    assert (desk.order, desk.answer(again.attempt_id)) == (["r1", "r2", "r3"], "replayed")
 
 
 async def test_at_the_targets_limit_the_first_to_come_is_the_first_to_run(desk: QueueDriver) -> None:

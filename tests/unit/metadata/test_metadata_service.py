@@ -124,7 +124,7 @@ async def test_a_held_admit_is_answered_when_the_call_is_settled(
 
 
 @pytest.mark.parametrize(
-    "change", [{"copyOf": "\u00e9"}, {"deadline": "soon"}, {"target": ""}, {"requestId": ""}, {"attemptId": 7}]
+    "change", [{"redelivered": "often"}, {"deadline": "soon"}, {"target": ""}, {"requestId": ""}, {"attemptId": 7}]
 )
 async def test_an_item_that_cannot_be_read_harms_no_other_of_its_batch(
     metadata: Metadata, session: SessionOpened, worker: Worker, change: dict[str, object]

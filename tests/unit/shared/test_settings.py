@@ -14,7 +14,6 @@ from quintain.config.loader import load_config
 from quintain.config.targets import OpenAITarget
 from quintain.errors import ConfigError
 from quintain.settings import (
-    CONSUMER_TIMEOUT_SECONDS,
     TEST_LEASE_VARIABLE,
     Settings,
     read_secret,
@@ -71,14 +70,6 @@ def test_sessions_are_kept_for_ever_or_for_days() -> None:
     for wrong in ("2", "-30", "30 d", "9" * 6):
         with pytest.raises(ConfigError, match="QUINTAIN_RETENTION_DAYS"):
             read_settings({"QUINTAIN_RETENTION_DAYS": wrong})
-
-
-def test_the_brokers_consumer_timeout_is_seconds() -> None:
-    assert read_settings({}).consumer_timeout_seconds == CONSUMER_TIMEOUT_SECONDS
-    assert read_settings({"QUINTAIN_CONSUMER_TIMEOUT_SECONDS": "60"}).consumer_timeout_seconds == 60
-    for wrong in ("9", "0", "-60", "nan", "inf", "an hour"):
-        with pytest.raises(ConfigError, match="QUINTAIN_CONSUMER_TIMEOUT_SECONDS"):
-            read_settings({"QUINTAIN_CONSUMER_TIMEOUT_SECONDS": wrong})
 
 
 # Secrets by file: a variable, or the file that stands for it, and never both.

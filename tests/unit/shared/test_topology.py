@@ -44,7 +44,7 @@ def test_together_means_everything_once() -> None:
     names = [queue.name for queue in both.queues]
     assert names == [f"quintain.target.{name}" for name in ("a", "a/backlog", "b", "b/backlog")]
     assert METADATA_TOPOLOGY + METADATA_TOPOLOGY == METADATA_TOPOLOGY
-    assert len(both.bindings) == 4
+    assert len(both.bindings) == 6
     assert Topology() + both == both
 
 

@@ -11,13 +11,12 @@ import pytest
 from quintain.bus.base import PUBLISH_TIMEOUT_SECONDS, Envelope
 from quintain.bus.memory import MemoryBroker
 from quintain.config.prices import Price
-from quintain.contracts.headers import COPY_HEADER
 from quintain.contracts.ledger import Admission, Admit
 from quintain.contracts.quota import QuotaCard, QuotaTerms
 from quintain.errors import QueueFull
 from quintain.topology import BACKLOG, Exchange, backlog_queue, target_queue
 from quintain_worker.session_waits import MIN_WAITING, WAITING_PLACES, SessionWaits
-from support.fake_ledger_service import FakeEvaluator, FakeLedgerService, grant, next_item
+from support.fake_ledger_service import FakeEvaluator, FakeLedgerService, grant, next_item, send_again
 from support.quick import timings
 from support.running_worker import GatedProvider, next_result, running_worker
 from unit.worker.test_worker_groups import call_item, next_replies, send_group
@@ -146,9 +145,7 @@ async def test_calls_that_wait_for_money_leave_a_place_to_one_whose_worker_was_l
     ledger: FakeLedgerService, evaluator: FakeEvaluator, slots: int
 ) -> None:
     def decide(ask: Admit) -> Admission | str:
-        if ask.request_id.startswith("r-many"):
-            return "held"
-        return Admission(attempt_id=ask.attempt_id, needs_slot=True) if ask.copy_of else grant(ask)
+        return "held" if ask.request_id.startswith("r-many") else grant(ask)
 
     ledger.admit_policy = decide
     async with running_worker(
@@ -158,8 +155,7 @@ async def test_calls_that_wait_for_money_leave_a_place_to_one_whose_worker_was_l
         held = {(await next_item(ledger.admits)).request_id for _ in range(slots)}
         assert all(each.startswith("r-many") for each in held)
         await wait_until(lambda: count_messages(ledger)["queue"] == 0)
-        for number in range(2 * slots):
-            await evaluator.send_request(f"lost{number}", headers={COPY_HEADER: "attempt"})
+        await send_again(ledger, evaluator, *(f"lost{number}" for number in range(2 * slots)))
         for _ in range(2 * slots):
             assert (await next_result(evaluator)).raw_text == "yes"
 
