@@ -104,9 +104,10 @@ class HeartbeatConsumer:
         """Publish probes periodically, from when the queue is consumed."""
         self._probe_task = asyncio.get_running_loop().create_task(self._probe_periodically(), name="heartbeat-probe")
 
-    async def stop(self) -> None:
-        """Publish no more probes, and finish the heartbeats that were acknowledged."""
-        await asyncio.gather(*self._of_worker.values(), return_exceptions=True)
+    async def stop(self, grace_seconds: float) -> None:
+        """Publish no more probes, and finish the heartbeats that were acknowledged, for ``grace_seconds`` at most."""
+        if self._of_worker:
+            await asyncio.wait(self._of_worker.values(), timeout=grace_seconds)
         await cancel_and_wait(self._probe_task)
 
     async def __call__(self, delivery: Delivery) -> None:

@@ -159,7 +159,7 @@ class MetadataService:
             self._own_admits.stop(grace_seconds),
             *(consumer.drain(grace_seconds) for consumer in self._consumers.values()),
         )
-        await self._heartbeats.stop()
+        await self._heartbeats.stop(grace_seconds)
         await cancel_and_wait(self._sweep_task, self._grant_task, self._beat_task)
         await asyncio.gather(*self._fill_tasks)
 
