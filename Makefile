@@ -8,10 +8,10 @@ ready := .venv/.ready
 # Commands start many processes: compiling the modules each time would take most of their time.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Four processes, each with its own RabbitMQ and PostgreSQL: on two cores, because half of the time of a test is
+# Six processes, each with its own RabbitMQ and PostgreSQL: on two cores, because two thirds of the time of a test are
 # waiting. A file's tests stay together, and files start in this order: the folders with the longest tests come first. If
 # the environment names a server, one process runs all tests.
-parallel := $(if $(QUINTAIN_TEST_BROKER_URL)$(QUINTAIN_TEST_POSTGRES_URL),,-n 4 --dist loadfile --no-loadscope-reorder)
+parallel := $(if $(QUINTAIN_TEST_BROKER_URL)$(QUINTAIN_TEST_POSTGRES_URL),,-n 6 --dist loadfile --no-loadscope-reorder)
 folders := $(addprefix tests/,faults acceptance integration superred browser conformance clients outside unit test_house.py)
 
 help:
