@@ -24,8 +24,10 @@ from quintain.contracts.session import (
     CloseSession,
     GetInfo,
     Info,
+    OpenSession,
     ReleaseCalls,
     ReserveCalls,
+    SessionOpened,
     SessionState,
     ShowSession,
 )
@@ -295,6 +297,17 @@ async def _info(request_handler: MetadataRequestHandler, delivery: Delivery, tok
     return info
 
 
+async def _open(request_handler: MetadataRequestHandler, delivery: Delivery, token: SessionToken | None) -> Message:
+    def open_session(moment: Moment, request: OpenSession, parent: SessionRow | None) -> SqlProgram[SessionOpened]:
+        if not delivery.correlation_id:
+            raise BadRequest("correlation_id: `open` needs one: it tells this request from others")
+        # Only who opens knows the first: nobody else can make the token.
+        seed = (str(delivery.headers[TOKEN_HEADER]), delivery.correlation_id, request.to_wire().decode())
+        return sessions.open_session(moment.now, request, SessionToken.of_request(*seed), parent)
+
+    return await request_handler.run_operation(OPEN, Role.EITHER, open_session, delivery, token)
+
+
 async def _cancel(request_handler: MetadataRequestHandler, delivery: Delivery, token: SessionToken | None) -> Message:
     request, session = await request_handler.run_operation(CANCEL, Role.SESSION, _return_request, delivery, token)
     return await request_handler.cancel(session, request.request_ids, request.conversation_ids or ())
@@ -322,11 +335,7 @@ async def _set_quota(
 
 OPERATIONS_BY_KEY: dict[str, _BoundOperation] = {
     INFO.key: _info,
-    OPEN.key: _bind(
-        OPEN,
-        Role.EITHER,
-        lambda moment, request, session: sessions.open_session(moment.now, request, SessionToken.mint(), session),
-    ),
+    OPEN.key: _open,
     AMEND.key: _bind(AMEND, Role.ADMINISTRATOR, _amend),
     CLOSE.key: _bind(CLOSE, Role.SESSION, _close),
     CLOSE_CHILDREN.key: _bind(CLOSE_CHILDREN, Role.SESSION, _close_children),

@@ -7,9 +7,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from quintain.contracts.credentials import SessionToken
 from quintain.contracts.ledger import Admission, AttemptOutcome
-from quintain.contracts.session import SessionOpened
+from quintain.contracts.session import OpenSession, SessionOpened, SessionState
 from quintain.errors import BadRequest, BudgetExhausted, Unauthorized
+from quintain_metadata.ledger import sessions
 from support.ledger_driver import Driver
 
 
@@ -41,6 +43,23 @@ async def test_a_child_moves_its_calls_out_of_its_parent_until_it_is_closed(driv
     await driver.admit_granted(parent, "p2")
     await driver.close(child)
     assert await used(driver, parent, child) == [3, 1]
+
+
+async def test_a_request_to_open_that_is_delivered_again_has_the_same_answer_and_reserves_once(driver: Driver) -> None:
+    parent, token = await driver.open_session(max_calls=4), SessionToken.mint()
+    request = OpenSession(default_target="a", max_calls=3, reserve=True)
+
+    async def deliver() -> SessionOpened:
+        return await driver.as_owner(
+            parent, lambda moment, owner: sessions.open_session(moment.now, request, token, owner)
+        )
+
+    child = await deliver()
+    assert (await deliver(), child.parent_id) == (child, parent.session_id)
+    assert await used(driver, parent, child) == [3, 0]
+    await driver.close(child)
+    assert await deliver() == child
+    assert (await used(driver, parent), (await driver.info(child)).state) == ([0], SessionState.CLOSED)
 
 
 async def test_what_is_not_there_cannot_be_reserved_and_opens_no_session(driver: Driver) -> None:

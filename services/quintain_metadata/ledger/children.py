@@ -28,9 +28,8 @@ def open_child(moment: Moment, request: OpenChild, token: SessionToken) -> SqlPr
     remaining_seconds = 0.0 if row is None else (row[0] - moment.now) / 1000
     if row is None or parent is None or not parent.is_usable(moment.now) or remaining_seconds <= 0:
         raise Unauthorized
-    opened_before = yield from load_session(token.id)
-    if opened_before is not None and opened_before.parent_id == parent.id:
-        return SessionOpened(session_id=token.id, token=token.text, parent_id=parent.id)
+    if (opened := (yield from sessions.opened_before(token))) is not None:
+        return opened
     yield from _close_earlier(moment, request)
     max_cost = None if request.max_cost_usd is None else parent.narrowed_cost(picodollars(request.max_cost_usd))
     terms = OpenSession(

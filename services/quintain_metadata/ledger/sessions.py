@@ -67,10 +67,12 @@ def authenticate(now: int, credential: SessionToken | CallProof) -> SqlProgram[S
 def open_session(
     now: int, request: OpenSession, token: SessionToken, parent: SessionRow | None
 ) -> SqlProgram[SessionOpened]:
-    """Open a session, or a child session within its parent's limits.
+    """Open a session, or a child session within its parent's limits; one with this ``token`` is answered as it was.
 
     Raises `BadRequest`, `ForbiddenTarget`; `BudgetExhausted` where the parent does not have the calls to reserve.
     """
+    if (opened := (yield from opened_before(token))) is not None:
+        return opened
     max_calls, allowed, expires_at = _resolve_limits(now, request, parent)
     reserved = _resolve_reserved(request, max_calls, parent)
     if parent is not None and reserved:
@@ -120,6 +122,14 @@ def open_session(
         counters.charge(payers[parent.id], reserved)
         yield from counters.write()
     return SessionOpened(session_id=token.id, token=token.text, parent_id=parent.id if parent else None)
+
+
+def opened_before(token: SessionToken) -> SqlProgram[SessionOpened | None]:
+    """Return the answer to the request that opened the session with this token, if there is one."""
+    session = yield from load_session(token.id)
+    if session is None or not token.matches(session.token_sha256):
+        return None
+    return SessionOpened(session_id=token.id, token=token.text, parent_id=session.parent_id)
 
 
 def _resolve_limits(

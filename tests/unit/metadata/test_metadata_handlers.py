@@ -10,7 +10,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from quintain.bus.base import Delivery
 from quintain.contracts.credentials import SessionToken
+from quintain.contracts.headers import TOKEN_HEADER
 from quintain.contracts.ledger import DrainState
 from quintain.contracts.quota import QuotaCard, QuotaTerms
 from quintain.contracts.session import SessionOpened
@@ -20,7 +22,7 @@ from quintain_metadata.admission import AdmissionQueue
 from quintain_metadata.fleet import FleetStatus
 from quintain_metadata.handlers import MetadataRequestHandler
 from support.ledger_driver import admit_request
-from support.metadata_service import ADMIN_TOKEN, Metadata, run_metadata_service
+from support.metadata_service import ADMIN_TOKEN, Metadata, next_delivery, result_body, run_metadata_service
 from support.quick import timings
 
 #: Every operation with a question it takes, and whose token opens it.
@@ -147,6 +149,29 @@ async def test_the_token_is_shown_once_and_never_again(metadata: Metadata) -> No
     for answer in (shown, listed, info):
         assert secret not in json.dumps(answer)
     assert shown["label"] == "mine"
+
+
+async def test_a_session_is_opened_once_for_its_opener_its_correlation_id_and_its_body(
+    metadata: Metadata, session: SessionOpened
+) -> None:
+    async def open_one(token: str, correlation_id: str, **fields: object) -> dict[str, object]:
+        replies: asyncio.Queue[Delivery] = asyncio.Queue()
+        metadata.rpc_client.subscribe(correlation_id, replies.put_nowait)
+        address = {"correlation_id": correlation_id, "reply_to": metadata.rpc_client.reply_key}
+        body = {"defaultTarget": "a", **fields}
+        await metadata.publish(METADATA, "open", body, headers={TOKEN_HEADER: token}, **address)
+        return result_body(await next_delivery(replies))
+
+    first = await open_one(ADMIN_TOKEN, "c")
+    assert await open_one(ADMIN_TOKEN, "c") == first
+    others = [
+        await open_one(ADMIN_TOKEN, "another"),
+        await open_one(ADMIN_TOKEN, "c", maxCalls=2),
+        await open_one(session.token, "c"),
+    ]
+    assert len({str(each["token"]) for each in (first, *others)}) == 4
+    with pytest.raises(BadRequest, match="correlation_id"):
+        await open_one(ADMIN_TOKEN, "")
 
 
 async def test_a_closed_sessions_call_whose_worker_is_gone_is_in_doubt_and_another_runs_on(
