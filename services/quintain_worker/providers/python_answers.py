@@ -11,7 +11,7 @@ from pydantic_core import PydanticSerializationError, to_jsonable_python
 from quintain.contracts.invoke import FaultReply
 from quintain.contracts.message import describe_validation_error
 from quintain.contracts.quota import FailureCause, RateReport, TryOutcome
-from quintain_worker.providers.provider import Billing, ProviderAnswer, ProviderFailure
+from quintain_worker.providers.provider import Billing, ProviderAnswer, ProviderFailure, no_bill
 
 _ANSWER = TypeAdapter(ProviderAnswer)
 
@@ -66,9 +66,18 @@ def answer_from_wire(body: bytes) -> ProviderAnswer:
 
 
 def failure_to_wire(failure: ProviderFailure) -> bytes:
-    """Return a failure as JSON."""
-    said = _Failure.model_validate(failure, from_attributes=True)
-    return to_wire(to_jsonable_python((FaultReply.from_fault(failure.fault), said)))
+    """Return a failure as JSON. Raises `ValueError`, which names what of it cannot be."""
+    # Nobody asks for the bill of what was not billed.
+    if failure.ask_bill is not no_bill and failure.billing is not Billing.UNBILLED:
+        raise ValueError("ask_bill: it is a function")
+    try:
+        fault = FaultReply.from_fault(failure.fault)
+        said = _Failure.model_validate(failure, from_attributes=True)
+    except ValidationError as error:
+        raise ValueError(describe_validation_error(error)) from None
+    if FaultReply.from_fault(fault.to_fault()) != fault:
+        raise ValueError(f"fault: no fault has the code {fault.code!r} and the status {fault.status}")
+    return to_wire(to_jsonable_python((fault, said)))
 
 
 def failure_from_wire(body: bytes) -> ProviderFailure:

@@ -106,7 +106,7 @@ class FunctionProcess:
         try:
             return b"answer", await self._call(request, tell_piece if is_streamed else None)
         except ProviderFailure as failure:
-            return b"failed", failure_to_wire(failure)
+            return b"failed", self._failure_to_wire(failure)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():
@@ -148,6 +148,13 @@ class FunctionProcess:
             raise self._failure(f"the function returned steps that are none: {reason}") from None
         except ValueError as error:
             raise self._failure(f"the function returned an answer that cannot be sent as JSON: {error}") from None
+
+    def _failure_to_wire(self, failure: ProviderFailure) -> bytes:
+        try:
+            return failure_to_wire(failure)
+        except ValueError as error:
+            message = f"the function raised a ProviderFailure that cannot be sent as JSON: {error}"
+            return failure_to_wire(self._failure(message))
 
     async def _run(self, request: InvokeRequest) -> object:
         if inspect.iscoroutinefunction(self._function):

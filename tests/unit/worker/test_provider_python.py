@@ -531,6 +531,29 @@ async def test_an_answer_that_is_no_json_is_named(folder: Path) -> None:
         assert f": {name}: " in each.fault.message
 
 
+async def test_a_failure_that_is_no_json_is_named(folder: Path) -> None:
+    named = {
+        "failure.ask_bill = run": "ask_bill",
+        "failure.rates = 5": "rates",
+        "failure.fault.steps = [5]": "steps.0",
+        "failure.fault.code = 'mine'": "fault",
+    }
+    code = """
+from quintain.errors import ProviderFailed
+from quintain_worker.providers.provider import Billing, ProviderFailure
+
+def run(request):
+    failure = ProviderFailure(ProviderFailed("why"), Billing.UNKNOWN)
+    {}
+    raise failure
+"""
+    failed = await failures_of(folder, [code.format(change) for change in named])
+    for each, name in zip(failed.values(), named.values(), strict=True):
+        assert isinstance(each.fault, ProviderFailed)
+        assert (each.billing, each.fault.charged, each.retryable) == (Billing.BILLED, True, False)
+        assert f": {name}: " in each.fault.message
+
+
 async def test_an_answer_that_is_too_large_is_named_and_its_neighbours_are_answered(folder: Path) -> None:
     code = "def run(r): return 'x' * (33 * 1024**2 if r.question == 'large' else 1)"
     async with started(folder, code) as provider:
