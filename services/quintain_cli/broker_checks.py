@@ -131,7 +131,7 @@ _SHARED_QUEUES: Final = {each.name: each.kind for each in METADATA_TOPOLOGY.queu
 #: The queues with a part of their own in the name, and their type: docs/protocol/topology.md.
 _NAMED_QUEUES: Final = (
     (re.compile(r"quintain\.(target|host)\..+"), "quorum"),
-    (re.compile(r"quintain\.(cancel|conversation|lease|ledger\.admit|reply|run)\..+"), "classic"),
+    (re.compile(r"quintain\.(conversation|lease|ledger\.admit|reply|run)\..+"), "classic"),
 )
 
 _POLICIES_MEND = (

@@ -6,12 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, Final
 
-from quintain.topology import (
-    METADATA_TOPOLOGY,
-    cancel_topology,
-    conversation_topology,
-    lease_topology,
-)
+from quintain.topology import METADATA_TOPOLOGY, conversation_topology, lease_topology
 from quintain_cli.broker_checks import MAX_SHOWN, DoctorCheck
 from quintain_cli.broker_management import ROLES, Management
 
@@ -22,8 +17,7 @@ _CONNECTION: Final = re.compile(r"quintain (metadata|worker|gateway|host) (?:pub
 _NAMES: Final = (
     *(exchange.name for exchange in METADATA_TOPOLOGY.exchanges),
     *(queue.name for queue in METADATA_TOPOLOGY.queues),
-    *(make("x").queues[0].name for make in (cancel_topology, lease_topology)),
-    conversation_topology("x", "x").queues[0].name,
+    *(one.queues[0].name for one in (lease_topology("x"), conversation_topology("x", "x"))),
 )
 
 _VERBS: Final = {"configure": "declare", "write": "write to", "read": "read"}

@@ -9,11 +9,11 @@ from enum import Enum, auto
 from functools import partial
 from typing import TypeVar
 
-from quintain.bus.base import Bus, Delivery, Envelope
+from quintain.bus.base import Bus, Delivery
 from quintain.contracts.credentials import SessionToken, same_secret
 from quintain.contracts.fleet import GetFleet, ListQuotas, QuotaList
 from quintain.contracts.headers import TOKEN_HEADER
-from quintain.contracts.ledger import CallKey, CancelBroadcast, ConversationKey
+from quintain.contracts.ledger import CallKey, ConversationKey
 from quintain.contracts.message import MAX_OPERATION_BYTES, Message
 from quintain.contracts.session import (
     AmendSession,
@@ -31,7 +31,7 @@ from quintain.contracts.session import (
     SessionState,
     ShowSession,
 )
-from quintain.errors import BadRequest, BusError, Fault, PayloadTooLarge, Unauthorized, Unroutable
+from quintain.errors import BadRequest, Fault, PayloadTooLarge, Unauthorized
 from quintain.observe import logs
 from quintain.observe.semconv import process_span
 from quintain.routes import (
@@ -60,9 +60,9 @@ from quintain.routes import (
 )
 from quintain.rpc.server import delivery_context, result_or_fault, send_reply
 from quintain.timings import DEFAULT_TIMINGS, Timings
-from quintain.topology import CANCEL as CANCEL_EXCHANGE
 from quintain.topology import METADATA, METADATA_QUEUE
 from quintain_metadata.admission import AdmissionQueue
+from quintain_metadata.cancellations import CancellationSender
 from quintain_metadata.fleet import FleetStatus
 from quintain_metadata.ledger import call_rows, calls, children, held, leases, sessions, targets, usage
 from quintain_metadata.ledger.session_rows import SessionRow
@@ -118,6 +118,7 @@ class MetadataRequestHandler:
         timings: Timings = DEFAULT_TIMINGS,
     ) -> None:
         self._bus, self._ledger, self._admin_sha256 = bus, ledger, admin_sha256
+        self.cancellation_sender = CancellationSender(bus, timings)
         self.admission_queue, self.fleet, self.timings = admission_queue, fleet, timings
 
     async def __call__(self, delivery: Delivery) -> None:
@@ -179,32 +180,17 @@ class MetadataRequestHandler:
 
         The cancellation is in the ledger even where a worker could not be notified.
         """
-        unique_ids, cancelled_count, to_abort = sorted(set(request_ids)), 0, list[CallKey]()
+        unique_ids, cancelled_count, to_abort = sorted(set(request_ids)), 0, dict[str, list[CallKey]]()
         for start in range(0, len(unique_ids), MAX_CALLS_PER_TRANSACTION):
             page = unique_ids[start : start + MAX_CALLS_PER_TRANSACTION]
             result = await self._ledger.transact(partial(calls.cancel, session=session, request_ids=page))
             cancelled_count += result.cancelled_count
-            to_abort += [CallKey(session_id=session.id, request_id=one) for one in result.to_abort]
+            for request_id, incarnation in result.to_abort.items():
+                to_abort.setdefault(incarnation, []).append(CallKey(session_id=session.id, request_id=request_id))
         ended = [ConversationKey(session_id=session.id, conversation_id=name) for name in conversation_ids]
-        if to_abort or ended:
-            await self._broadcast(CancelBroadcast(calls=to_abort, conversations=ended or None))
+        await self.cancellation_sender.send(to_abort, ended)
         await self.admission_queue.retry_calls({(session.id, request_id) for request_id in unique_ids})
         return CallsCancelled(cancelled=cancelled_count)
-
-    async def _broadcast(self, message: CancelBroadcast) -> None:
-        """Notify all workers at once.
-
-        A worker that misses the message gets the cancellation with its next heartbeat.
-        """
-        envelope = Envelope(body=message.to_wire(), type=CANCEL.key, persistent=False)
-        try:
-            await self._bus.publish(CANCEL_EXCHANGE, "", envelope, timeout_seconds=self.timings.heartbeat_seconds)
-        except Unroutable:
-            log.info("No worker consumes cancellations; each gets them with its next heartbeat")
-        except BusError as error:
-            log.warning(
-                "A cancellation was not published; workers get it with their next heartbeats: %s", error.message
-            )
 
 
 def _read_info(moment: Moment, request: GetInfo, session: SessionRow | None, *, waits: bool) -> SqlProgram[Info | None]:

@@ -26,6 +26,7 @@ from quintain.rpc.server import result_or_fault, send_reply
 from quintain.runtime.concurrency import Batcher, cancel_and_wait
 from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain.topology import admit_topology
+from quintain_metadata.cancellations import CancellationSender
 from quintain_metadata.ledger import leases
 from quintain_metadata.store.base import LeaseExpiry, Ledger, Moment, SqlProgram
 
@@ -85,10 +86,15 @@ class HeartbeatConsumer:
     """Consumes heartbeats and probes in the order of their queue, in batches: one transaction for many heartbeats."""
 
     def __init__(
-        self, bus: Bus, ledger: Ledger, timings: Timings = DEFAULT_TIMINGS, own_admits: OwnAdmitQueue | None = None
+        self,
+        bus: Bus,
+        ledger: Ledger,
+        timings: Timings,
+        own_admits: OwnAdmitQueue,
+        cancellation_sender: CancellationSender,
     ) -> None:
         self._bus, self._ledger, self._timings = bus, ledger, timings
-        self._own_admits = own_admits or OwnAdmitQueue(bus)
+        self._own_admits, self._cancellation_sender = own_admits, cancellation_sender
         self._guard = LeaseGuard(ledger.lease_expiry, timings)
         self._order = asyncio.Lock()
         self._batches: Batcher[_Unprocessed] = Batcher(self._process)
@@ -152,8 +158,10 @@ class HeartbeatConsumer:
             for each in heartbeats:
                 renewed = await result_or_fault(self._renew([each]), "renewing a lease")
                 answers += [renewed] if isinstance(renewed, Fault) else renewed
-        for heartbeat, _ in heartbeats:
+        for one, (heartbeat, _), answer in zip(group, heartbeats, answers, strict=True):
             self._of_worker.pop(heartbeat.incarnation, None)
+            if isinstance(answer, LeaseRenewed):
+                self._cancellation_sender.note_renewed(heartbeat.incarnation, one.delivery)
         await asyncio.gather(*(self._reply(one.delivery, answer) for one, answer in zip(group, answers, strict=True)))
 
     async def _renew(self, heartbeats: Sequence[tuple[Heartbeat, str]]) -> Sequence[LeaseRenewed | Fault]:

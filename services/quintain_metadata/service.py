@@ -90,9 +90,10 @@ class MetadataService:
         self._request_handler = MetadataRequestHandler(
             bus, self._ledger, self._admission_queue, self._fleet, admin_sha256, timings
         )
+        self._cancellation_sender = self._request_handler.cancellation_sender
         self._admits = AdmitConsumer(bus, self._ledger, self._admission_queue)
         self._settles = SettleConsumer(self._admission_queue, self._metrics, timings)
-        self._heartbeats = HeartbeatConsumer(bus, self._ledger, timings, self._own_admits)
+        self._heartbeats = HeartbeatConsumer(bus, self._ledger, timings, self._own_admits, self._cancellation_sender)
         self._consumers: dict[str, Consumer] = {}
         self._start_window_seconds = start_window_seconds
         self._router: Router | None = None
@@ -223,6 +224,7 @@ class MetadataService:
         renewed = await self._ledger.transact(
             lambda moment: leases.register_worker(moment.now, registration, self._timings.lease_ms, user)
         )
+        self._cancellation_sender.note_renewed(registration.incarnation, delivery)
         await self._admission_queue.quotas.refresh()
         return self._own_admits.tell(renewed)
 

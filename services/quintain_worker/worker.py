@@ -10,31 +10,31 @@ import math
 import os
 import secrets
 import socket
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 
-from quintain.bus.base import Bus, Consumer, Delivery
+from quintain.bus.base import Bus, Delivery
 from quintain.config.fingerprint import target_fingerprints
 from quintain.config.loader import Config
 from quintain.config.prices import target_price
 from quintain.config.program_targets import ProgramTarget
 from quintain.config.targets import card_of
 from quintain.contracts.headers import PROTOCOL_VERSION
-from quintain.contracts.ledger import CancelBroadcast, DrainState, LeaseRenewed, Register, TargetCard
+from quintain.contracts.ledger import Cancellation, DrainState, LeaseRenewed, Register, TargetCard
 from quintain.contracts.service_card import ServiceCard
 from quintain.errors import Fault
 from quintain.fleet.beats import ServiceIdentity
 from quintain.programs.agent_urls import AgentUrls
+from quintain.routes import CANCEL
 from quintain.rpc.requests import RpcClient
 from quintain.runtime.concurrency import start_task
 from quintain.settings import read_trace_settings, without_variables
 from quintain.timings import DEFAULT_TIMINGS, Clock, Timings
-from quintain.topology import cancel_topology, target_queue
+from quintain.topology import target_queue
 from quintain_worker.consumer import TargetConsumer
 from quintain_worker.context import WorkerContext
 from quintain_worker.conversations import ConversationProvider, TurnQueue
 from quintain_worker.cost_bound import cost_rules
-from quintain_worker.inflight import InflightCalls
 from quintain_worker.instrumented_provider import InstrumentedProvider
 from quintain_worker.lease import WorkerLease
 from quintain_worker.ledger_port import BusLedgerPort, LedgerPort
@@ -105,7 +105,8 @@ class Worker:
             timings,
             slots=slots,
         )
-        self._cancellation_consumer = CancellationConsumer(bus, self._context.inflight, targets.values())
+        self._holders = [one.provider for one in targets.values() if isinstance(one.provider, ConversationHolder)]
+        self._rpc_client.subscribe(CANCEL.key, self._on_cancelled)
         drain_state = DrainState.UNSUPPORTED if on_drain is None else DrainState.SUPPORTED
         self._on_drain = on_drain
         self._sharing: set[asyncio.Task[None]] = set()
@@ -134,7 +135,6 @@ class Worker:
     async def start(self) -> None:
         """Register, then start consuming; waits until a metadata service answers."""
         await self._rpc_client.start()
-        await self._cancellation_consumer.start()
         await asyncio.gather(
             *(target.hosts.watch_hosts() for target in self._targets.values() if target.hosts is not None)
         )
@@ -162,7 +162,6 @@ class Worker:
         told.cancel()
         if not all(drained):
             log.warning("A call did not end within %.0f s; another worker takes it over", grace_seconds)
-        await self._cancellation_consumer.stop()
         await self._lease.stop()
         await asyncio.gather(*self._sharing)
         await self._rpc_client.close()
@@ -229,6 +228,18 @@ class Worker:
         if renewed.drain and self._on_drain is not None:
             log.warning("An administrator requested a drain of this worker")
             self._on_drain()
+
+    def _on_cancelled(self, delivery: Delivery) -> None:
+        """Abort the cancelled calls that are in flight, and end the conversations to which no turn comes any more."""
+        try:
+            cancelled = Cancellation.from_wire(delivery.body)
+        except Fault as unreadable:
+            log.error("An unreadable cancellation was dropped: %s", unreadable.message)
+            return
+        self._context.inflight.abort(cancelled.calls)
+        for ended in cancelled.conversations or ():
+            for holder in self._holders:
+                holder.end_conversation(ended.session_id, ended.conversation_id)
 
     def _start_sharing(self, consumer: TargetConsumer, free_slots: int) -> None:
         if not (calls := consumer.calls_for_others(free_slots)):
@@ -329,43 +340,3 @@ async def run_worker(  # noqa: PLR0913 -- what starts a service takes what that 
         await asyncio.gather(*(each.start() for each in providers if isinstance(each, StartedProvider)))
         await worker.start()
         yield worker
-
-
-PREFETCH = 16
-
-
-class CancellationConsumer:
-    """Consumes one worker's queue of cancellations: aborts the cancelled calls that are in flight, and ends the
-    conversations to which no turn comes any more.
-
-    The metadata service publishes them to a fanout exchange. A cancelled call that is missed comes again with the next
-    lease renewal; a conversation ends with its time limit.
-    """
-
-    def __init__(self, bus: Bus, inflight: InflightCalls, targets: Iterable[WorkerTarget] = ()) -> None:
-        self._bus, self._inflight = bus, inflight
-        self._holders = [one.provider for one in targets if isinstance(one.provider, ConversationHolder)]
-        self._topology = cancel_topology(secrets.token_hex(16))
-        self._consumer: Consumer | None = None
-
-    async def start(self) -> None:
-        """Declare the queue and start consuming."""
-        await self._bus.declare(self._topology)
-        self._consumer = await self._bus.consume(self._topology.queues[0], self._on_cancel, prefetch=PREFETCH)
-
-    async def stop(self) -> None:
-        """Stop consuming; the broker deletes the queue."""
-        if self._consumer is not None:
-            await self._consumer.drain(0)
-
-    async def _on_cancel(self, delivery: Delivery) -> None:
-        try:
-            cancelled = CancelBroadcast.from_wire(delivery.body)
-        except Fault as unreadable:
-            log.error("An unreadable cancellation was dropped: %s", unreadable.message)
-        else:
-            self._inflight.abort(cancelled.calls)
-            for ended in cancelled.conversations or ():
-                for holder in self._holders:
-                    holder.end_conversation(ended.session_id, ended.conversation_id)
-        await delivery.ack()

@@ -119,7 +119,6 @@ LEDGER = Exchange("quintain.ledger", "direct")
 #: another.
 PROBE = Exchange("quintain.probe", "direct")
 REPLY = Exchange("quintain.reply", "direct")
-CANCEL = Exchange("quintain.cancel", "fanout")
 HOST = Exchange("quintain.host", "direct")
 DEAD = Exchange("quintain.dead", "fanout")
 POISON = Exchange("quintain.poison", "fanout")
@@ -221,12 +220,6 @@ def exclusive_reply_topology(queue_name: str, key: str) -> Topology:
     return Topology((), (queue,), (Binding(REPLY, queue, key),))
 
 
-def cancel_topology(random: str) -> Topology:
-    """Return the topology of one worker's queue for cancellations, which survives a reconnect."""
-    queue = Queue(f"quintain.cancel.{random}", "classic", expires_ms=MINUTE_MS)
-    return Topology((), (queue,), (Binding(CANCEL, queue),))
-
-
 def host_topology(target: str) -> Topology:
     """Return the topology of the queue of lease requests, which all hosts of the target consume."""
     queue = Queue(f"quintain.host.{target}", "quorum")
@@ -247,7 +240,7 @@ OPERATION_KEYS = (
 
 #: The topology that the metadata service needs.
 METADATA_TOPOLOGY = Topology(
-    (UNROUTED, INVOKE, CONVERSATION, BACKLOG, METADATA, LEDGER, PROBE, REPLY, CANCEL, DEAD, POISON, HOST),
+    (UNROUTED, INVOKE, CONVERSATION, BACKLOG, METADATA, LEDGER, PROBE, REPLY, DEAD, POISON, HOST),
     (UNROUTED_QUEUE, METADATA_QUEUE, ADMIT_QUEUE, HEARTBEAT_QUEUE, SETTLE_QUEUE, DEAD_QUEUE, POISON_QUEUE),
     (
         Binding(UNROUTED, UNROUTED_QUEUE),

@@ -182,7 +182,7 @@ def test_the_brokers_users_are_ours_and_none_may_do_what_is_anothers(fleet: Comp
     definitions = json.loads((REPOSITORY / "deploy/rabbitmq/definitions.json").read_text())
     assert {line.split()[0] for line in listed.stdout.splitlines()} == {user["name"] for user in definitions["users"]}
     with pika.BlockingConnection(pika.URLParameters(broker_url(fleet, "evaluator"))) as connection:
-        for exchange in ("", "quintain.ledger", "quintain.reply", "quintain.cancel"):
+        for exchange in ("", "quintain.ledger", "quintain.reply", "quintain.probe"):
             channel = connection.channel()
             channel.confirm_delivery()
             with pytest.raises(pika.exceptions.ChannelClosedByBroker, match="ACCESS_REFUSED"):

@@ -48,7 +48,7 @@ async def test_what_would_be_refused_anyway_is_refused_as_ever(driver: Driver) -
 async def test_an_aborted_call_that_may_have_been_billed_says_that_it_was_cancelled(driver: Driver) -> None:
     session = await driver.open_session()
     grant = await driver.admit_granted(session, "r1")
-    assert await driver.cancel(session, "r1") == CancelResult(1, ["r1"])
+    assert await driver.cancel(session, "r1") == CancelResult(1, {"r1": "w1"})
     await driver.settle(session, "r1", grant.attempt_id, AttemptOutcome.IN_DOUBT, fault=Cancelled("aborted"))
     fault = await driver.admit_fault(session, "r1")
     assert (fault.error, fault.code, fault.charged, fault.retryable) == ("aborted", "cancelled", True, False)

@@ -284,7 +284,8 @@ class Model:
             call.cancelled = True
             taken.cancelled_count += 1
             if call.state is CallState.RUNNING:
-                taken.to_abort.append(one)
+                assert call.holder is not None
+                taken.to_abort[one] = call.holder.worker
             elif call.state is CallState.RESERVED:
                 self.end_reservation((name, one))
         return taken

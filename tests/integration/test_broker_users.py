@@ -31,7 +31,6 @@ from quintain.topology import (
     POISON_TOPOLOGY,
     Topology,
     admit_topology,
-    cancel_topology,
     conversation_topology,
     host_topology,
     lease_topology,
@@ -73,7 +72,6 @@ WRITERS = {
     "quintain.ledger": {"worker"},
     "quintain.probe": {"metadata"},
     "quintain.reply": {"metadata", "worker", "host", "gateway"},
-    "quintain.cancel": {"metadata"},
     "quintain.dead": {"metadata"},
     "quintain.poison": {"metadata", "operator"},
     "quintain.host": {"worker", "controller"},
@@ -93,7 +91,6 @@ READERS = {
     "quintain.target.echo/backlog": {"metadata", "worker"},
     "quintain.host.desk": {"host"},
     "quintain.lease.x": {"host"},
-    "quintain.cancel.x": {"worker"},
     "quintain.conversation.echo/x": {"worker"},
     **{f"quintain.reply.{user}.x": {user} for user in USERS},
 }
@@ -130,7 +127,7 @@ async def _declare(users: BrokerUsers) -> None:
         "metadata": METADATA_TOPOLOGY + target_topology("echo") + Topology((), (admit_queue,), admit_bindings),
         "operator": POISON_TOPOLOGY,
         "host": host_topology("desk") + lease_topology("x"),
-        "worker": cancel_topology("x") + conversation_topology("echo", "x"),
+        "worker": conversation_topology("echo", "x"),
     }
     for user, topology in owned.items():
         async with open_user_bus(users, user) as bus:
@@ -189,7 +186,7 @@ def test_what_everybody_stands_on_is_deleted_by_nobody_but_its_owner(users: Brok
 
 @pytest.mark.parametrize("user", ["gateway", "evaluator", "controller", "operator", "host"])
 def test_nobody_listens_in_on_what_others_ask(users: BrokerUsers, user: str) -> None:
-    for exchange in ("quintain.invoke", "quintain.metadata", "quintain.ledger", "quintain.cancel"):
+    for exchange in ("quintain.invoke", "quintain.metadata", "quintain.ledger"):
         assert not users.is_allowed(user, "queue_bind", f"quintain.reply.{user}.x", exchange, "#")
 
 

@@ -70,7 +70,7 @@ PLACES = [
     *(("quintain.invoke", key) for key in ("a", "")),
     *(("quintain.metadata", key) for key in ("info", "reserve", "quotas")),
     *(("quintain.ledger", key) for key in ("register", "heartbeat", "admit", "settle")),
-    *(("quintain.dead", "a"), ("quintain.cancel", "")),
+    ("quintain.dead", "a"),
 ]
 
 

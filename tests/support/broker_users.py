@@ -89,7 +89,7 @@ def declarable(user: str, suffix: str) -> list[str]:
     which there are many."""
     (configure,) = (each["configure"] for each in DEFINITIONS["permissions"] if each["user"] == user)
     names = {each.name for each in (*METADATA_TOPOLOGY.exchanges, *METADATA_TOPOLOGY.queues)}
-    kinds = ("cancel", "host", "ledger.admit", "lease", f"reply.{user}", "run", "target")
+    kinds = ("conversation", "host", "ledger.admit", "lease", f"reply.{user}", "run", "target")
     names |= {f"quintain.{kind}.{suffix}" for kind in kinds}
     return sorted(name for name in names if re.search(configure, name))
 

@@ -20,7 +20,7 @@ from quintain.contracts.ledger import (
     AdmitBatch,
     AdmitReply,
     CallKey,
-    CancelBroadcast,
+    Cancellation,
     Heartbeat,
     LeaseRenewed,
     Register,
@@ -31,11 +31,11 @@ from quintain.errors import Fault
 from quintain.rpc.server import send_reply
 from quintain.topology import (
     ADMIT_QUEUE,
-    CANCEL,
     HEARTBEAT_QUEUE,
     INVOKE,
     LEDGER,
     METADATA_TOPOLOGY,
+    REPLY,
     SETTLE_QUEUE,
     Binding,
     Topology,
@@ -84,6 +84,7 @@ class FakeLedgerService:
     other_slots: dict[str, int] = field(default_factory=dict)
     unanswered: set[str] = field(default_factory=set)
     _last_admit: Delivery | None = None
+    _reply_keys: list[str] = field(default_factory=list)
 
     async def start(self) -> None:
         """Declare the protocol's queues and hear what comes."""
@@ -101,10 +102,13 @@ class FakeLedgerService:
         """Its clock."""
         return int(time.time() * 1000) + self.clock_ahead_ms
 
-    async def broadcast_cancellation(self, *calls: CallKey) -> None:
-        """Tell every worker that these calls were taken back."""
-        body = CancelBroadcast(calls=list(calls)).to_wire()
-        await self.bus.publish(CANCEL, "", Envelope(body=body, type="cancel", persistent=False))
+    async def send_cancellation(self, *calls: CallKey) -> None:
+        """Tell every worker that has registered that these calls were taken back."""
+        envelope = Envelope(
+            body=Cancellation(calls=list(calls)).to_wire(), type="cancel", correlation_id="cancel", persistent=False
+        )
+        for key in self._reply_keys:
+            await self.bus.publish(REPLY, key, envelope)
 
     async def _on_ledger(self, delivery: Delivery) -> None:
         await delivery.ack()
@@ -116,6 +120,7 @@ class FakeLedgerService:
             for target in card.targets:
                 await self.bus.declare(target_topology(target.name))
             self.registers.put_nowait(card)
+            self._reply_keys.append(delivery.reply_to or "")
             if self.refusal is not None:
                 await send_reply(self.bus, delivery, self.refusal)
                 return

@@ -115,7 +115,7 @@ def admit_reply(attempt_id: str) -> dict[str, object]:
     return {"items": [grant, replay_item, fault_item], "held": ["another one"], "now": 1_790_000_000_000}
 
 
-def cancel_broadcast(session_id: str) -> dict[str, object]:
+def cancellation(session_id: str) -> dict[str, object]:
     """Calls of which none runs."""
     return {"calls": [{"sessionId": session_id, "requestId": "unheard of"}, {"sessionId": "s", "requestId": "r"}]}
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import struct
 from collections.abc import Iterator
 
@@ -25,7 +26,7 @@ from quintain.contracts.headers import CALL_HEADERS, PROTOCOL_HEADER, REQUEST_ID
 from quintain.contracts.invoke import FaultReply, Result
 from quintain.errors import Fault
 from quintain.rpc.requests import RpcRequest, parse_reply
-from quintain.topology import CANCEL, DEAD, INVOKE, LEDGER, METADATA, REPLY, Exchange
+from quintain.topology import DEAD, INVOKE, LEDGER, METADATA, REPLY, Exchange
 from support import valid_messages
 from support.delivery_checks import deliver, deliver_and_check
 from support.fake_ledger_service import FakeEvaluator, fake_ledger_service, grant, next_item
@@ -149,8 +150,12 @@ def test_the_answers_to_a_worker(fleet: ObservedFleet, data: st.DataObject) -> N
 @fuzz
 @given(data=st.data())
 def test_the_cancellations(fleet: ObservedFleet, data: st.DataObject) -> None:
-    message = valid_messages.cancel_broadcast(fleet.session.session_id)
-    assert deliver(fleet, CANCEL, "", data.draw(deliveries(message, valid_headers={}, reply_to=REPLY_KEY))) == []
+    message = valid_messages.cancellation(fleet.session.session_id)
+    key = fleet.worker._rpc_client.reply_key
+    delivered = dataclasses.replace(
+        data.draw(deliveries(message, valid_headers={}, reply_to=REPLY_KEY)), correlation_id="cancel"
+    )
+    assert deliver(fleet, REPLY, key, delivered) == []
     Result.from_wire(fleet.run(fleet.invoke()))
 
 

@@ -201,10 +201,10 @@ def release(moment: Moment, session: SessionRow, request_ids: Collection[str]) -
 
 @dataclass(slots=True)
 class CancelResult:
-    """The number of cancelled calls, and the request ids of those that run and must be aborted."""
+    """The number of cancelled calls, and the request ids of those that run, each with the worker that must abort it."""
 
     cancelled_count: int = 0
-    to_abort: list[str] = field(default_factory=list)
+    to_abort: dict[str, str] = field(default_factory=dict)
 
 
 def cancel(moment: Moment, session: SessionRow, request_ids: Collection[str]) -> SqlProgram[CancelResult]:
@@ -214,7 +214,8 @@ def cancel(moment: Moment, session: SessionRow, request_ids: Collection[str]) ->
     changes = Changes(moment, rows)
     marked = {key: change for key in keys if (change := changes.cancel(key)).effect is not TransitionEffect.NOTED}
     yield from changes.write()
-    return CancelResult(len(marked), [key[1] for key, change in marked.items() if change.to is CallState.RUNNING])
+    running = [rows.calls[key] for key, change in marked.items() if change.to is CallState.RUNNING]
+    return CancelResult(len(marked), {call.request_id: call.incarnation or "" for call in running})
 
 
 #: How many calls one operation ends at most, so that it does not block the store for long.

@@ -112,9 +112,9 @@ class ConversationKey(Message):
     conversation_id: ConversationId
 
 
-class CancelBroadcast(Message):
-    """Broadcast to all workers over ``quintain.cancel``: the worker that runs one of these calls aborts it, and the one
-    that holds one of these conversations ends it."""
+class Cancellation(Message):
+    """Comes to a worker's reply queue: it aborts those of these calls that it runs, and ends those of these
+    conversations that it holds."""
 
     calls: list[CallKey]
     conversations: list[ConversationKey] | None = None
@@ -148,7 +148,7 @@ class LeaseRenewed(Message):
 
     ``known``: the ledger has this worker's registration. ``now`` is the store's clock in milliseconds since the epoch.
     ``paused`` are the paused targets, with the end of their pause by the same clock. ``taken_back`` are running calls
-    of this worker that were cancelled; they are repeated with every heartbeat because the broadcast may be lost.
+    of this worker that were cancelled; they are repeated with every heartbeat because a `Cancellation` may be lost.
     ``drain``: an administrator asked this worker to drain; repeated until it reports that it does.
     ``admit_key`` is the routing key of the answering service's own queue for admits, if it has one now.
     ``other_slots`` are the free slots that other workers have for this worker's targets, where they have any.

@@ -9,7 +9,6 @@ from quintain.topology import (
     Topology,
     admit_topology,
     backlog_queue,
-    cancel_topology,
     conversation_topology,
     exclusive_reply_topology,
     host_topology,
@@ -22,7 +21,7 @@ from quintain.topology import (
 
 def test_the_metadata_service_declares_every_exchange_and_the_others_their_queues_alone() -> None:
     others = (
-        *(target_topology("a"), conversation_topology("a", "i"), admit_topology("x"), cancel_topology("x")),
+        *(target_topology("a"), conversation_topology("a", "i"), admit_topology("x")),
         *(reply_topology("q", "k"), exclusive_reply_topology("q", "k")),
         *(host_topology("a"), lease_topology("l")),
     )

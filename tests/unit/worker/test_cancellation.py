@@ -48,7 +48,7 @@ async def test_a_call_that_is_taken_back_closes_its_request_at_the_provider(
         async with asyncio.timeout(5):
             await server.arrived.wait()
         assert not server.disconnected.is_set()
-        await ledger.broadcast_cancellation(call_key(evaluator))
+        await ledger.send_cancellation(call_key(evaluator))
         async with asyncio.timeout(5):
             await server.disconnected.wait()
         fault, settle = await cancelled_results(evaluator, ledger)
@@ -83,7 +83,7 @@ async def test_a_call_that_waits_for_admission_is_taken_back_for_nothing(
     async with running_worker(ledger, gate, max_concurrency=1):
         await evaluator.send_request()
         admit = await next_item(ledger.admits)
-        await ledger.broadcast_cancellation(call_key(evaluator))
+        await ledger.send_cancellation(call_key(evaluator))
         fault, settle = await cancelled_results(evaluator, ledger)
         assert (settle.outcome, fault.charged, settle.attempt_id) == (
             AttemptOutcome.NEVER_SENT,
@@ -109,7 +109,7 @@ async def test_an_unbilled_call_with_an_unproven_past_is_charged(
         await evaluator.send_request()
         await next_item(gate.requests)
         await asyncio.sleep(0.05)
-        await ledger.broadcast_cancellation(call_key(evaluator))
+        await ledger.send_cancellation(call_key(evaluator))
         told, settle = await cancelled_results(evaluator, ledger)
         assert (settle.outcome, told.charged) == (AttemptOutcome.REFUND, True)
 
@@ -122,7 +122,7 @@ async def test_a_call_that_somebody_joined_is_not_aborted_until_nobody_waits_for
         await next_item(closed_gate.requests)
         await evaluator.send_request("c2", headers={REQUEST_ID_HEADER: "r"})
         await asyncio.sleep(0.01)
-        await ledger.broadcast_cancellation(call_key(evaluator, "r"))
+        await ledger.send_cancellation(call_key(evaluator, "r"))
         await asyncio.sleep(0.05)
         assert evaluator.replies.empty()
         closed_gate.open.set()
@@ -138,7 +138,7 @@ async def test_an_answer_that_is_here_stands_whatever_is_taken_back(
         bus.unavailable = True  # its reply cannot go out yet
         await evaluator.send_request()
         assert (await next_item(ledger.settles)).outcome is AttemptOutcome.RESULT
-        await ledger.broadcast_cancellation(call_key(evaluator))
+        await ledger.send_cancellation(call_key(evaluator))
         await asyncio.sleep(0.01)
         bus.unavailable = False
         assert (await next_result(evaluator)).raw_text == "yes"

@@ -192,7 +192,7 @@ async def test_a_call_in_the_line_is_taken_back(ledger: FakeLedgerService, evalu
         hold_later_attempts(ledger)
         await evaluator.send_request()
         second = await waiting_admit(ledger)
-        await ledger.broadcast_cancellation(CallKey(session_id=evaluator.token.split("_")[2], request_id="r-c1"))
+        await ledger.send_cancellation(CallKey(session_id=evaluator.token.split("_")[2], request_id="r-c1"))
         assert (await next_fault(evaluator)).code == "cancelled"
         settle = await next_item(ledger.settles)
         assert (settle.outcome, settle.attempt_id) == (AttemptOutcome.NEVER_SENT, second.attempt_id)

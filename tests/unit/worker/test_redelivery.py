@@ -64,7 +64,7 @@ async def test_the_ledger_says_what_becomes_of_a_cancelled_call_that_another_wor
     async with running_worker(ledger, GatedProvider(), timings=QUICK):
         await send_again(ledger, evaluator, "c1")
         assert (await next_item(ledger.admits)).redelivered
-        await ledger.broadcast_cancellation(call_key(evaluator))
+        await ledger.send_cancellation(call_key(evaluator))
         for _ in range(2):
             await next_item(ledger.admits)
         assert evaluator.replies.empty()
