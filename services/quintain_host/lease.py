@@ -36,7 +36,7 @@ from quintain.observe import logs
 from quintain.observe.semconv import lease_request_span
 from quintain.observe.spans import span_in_trace
 from quintain.remote.stream import LeaseStream, encode_item
-from quintain.rpc.private_queues import PrivateQueue
+from quintain.rpc.own_queues import OwnQueue
 from quintain.target.codec import Codec
 from quintain.target.exceptions import to_failure
 from quintain.timings import Timings
@@ -57,7 +57,7 @@ class HostedLease:
     def __init__(
         self,
         bus: Bus,
-        queue: PrivateQueue,
+        queue: OwnQueue,
         lease_id: str,
         instance_thread: InstanceThread,
         *,
@@ -89,7 +89,8 @@ class HostedLease:
     async def offer(self, request: Delivery, host_id: str) -> None:
         """Tell the driver that its request was taken, and receive its messages. Raises `Unroutable`, `BusError`."""
         await self._request_lock.acquire()
-        await self._queue.open(self._on_delivery)
+        self._queue.handler = self._on_delivery
+        await self._queue.open()
         self._receive(request)
         await self._stream.send_now(LeaseOffered(host_id=host_id))
         self._stream.start_beating()

@@ -27,7 +27,7 @@ from quintain.observe import logs
 from quintain.observe.semconv import lease_request_span
 from quintain.observe.spans import span_in_trace
 from quintain.routes import DESCRIBE_HOST
-from quintain.rpc.private_queues import PrivateQueue
+from quintain.rpc.own_queues import OwnQueue
 from quintain.rpc.server import send_reply
 from quintain.runtime.concurrency import start_task
 from quintain.target.exceptions import to_failure
@@ -81,7 +81,7 @@ class LeaseSlot:
         self.is_draining = False
         self._request_consumer: Consumer | None = None
         #: The queue of the next lease, declared while the slot waits or serves: the controller need not wait for that.
-        self._next_queue: PrivateQueue | None = None
+        self._next_queue: OwnQueue | None = None
         self._closing_tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -134,9 +134,9 @@ class LeaseSlot:
             if lease is not None:
                 await self._close_lease(lease)
 
-    def _prepare_queue(self) -> PrivateQueue:
+    def _prepare_queue(self) -> OwnQueue:
         if self._next_queue is None:
-            self._next_queue = PrivateQueue(self._bus, lease_topology(secrets.token_urlsafe(24)), LEASE_PREFETCH)
+            self._next_queue = OwnQueue(self._bus, lease_topology(secrets.token_urlsafe(24)), LEASE_PREFETCH)
         self._next_queue.prepare()
         return self._next_queue
 

@@ -10,22 +10,20 @@ name the service's own queue for admits, to which workers send without the delay
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from quintain.bus.base import Bus, Consumer, Delivery, Envelope, Handler
+from quintain.bus.base import Bus, Delivery, Envelope
 from quintain.contracts.ledger import Heartbeat, HeartbeatProbe, LeaseRenewed
 from quintain.contracts.message import Message
-from quintain.errors import BrokerRefused, BudgetUnavailable, BusError, Fault
+from quintain.errors import BudgetUnavailable, BusError, Fault
 from quintain.routes import HEARTBEAT_PROBE
+from quintain.rpc.own_queues import OwnQueue
 from quintain.rpc.server import result_or_fault, send_reply
 from quintain.runtime.concurrency import Batcher, cancel_and_wait
 from quintain.timings import DEFAULT_TIMINGS, Timings
-from quintain.topology import admit_topology
 from quintain_metadata.cancellations import CancellationSender
 from quintain_metadata.ledger import leases
 from quintain_metadata.store.base import LeaseExpiry, Ledger, Moment, SqlProgram
@@ -90,11 +88,11 @@ class HeartbeatConsumer:
         bus: Bus,
         ledger: Ledger,
         timings: Timings,
-        own_admits: OwnAdmitQueue,
+        own_queue: OwnQueue,
         cancellation_sender: CancellationSender,
     ) -> None:
         self._bus, self._ledger, self._timings = bus, ledger, timings
-        self._own_admits, self._cancellation_sender = own_admits, cancellation_sender
+        self._own_queue, self._cancellation_sender = own_queue, cancellation_sender
         self._guard = LeaseGuard(ledger.lease_expiry, timings)
         self._order = asyncio.Lock()
         self._batches: Batcher[_Unprocessed] = Batcher(self._process)
@@ -172,7 +170,7 @@ class HeartbeatConsumer:
         except BudgetUnavailable as unavailable:
             self._guard.on_missed()
             return [unavailable] * len(heartbeats)
-        return [self._own_admits.tell(each) for each in renewed]
+        return [with_admit_key(each, self._own_queue) for each in renewed]
 
     async def _reply(self, delivery: Delivery, answer: Message | Fault) -> None:
         try:
@@ -213,43 +211,6 @@ def _read_time(moment: Moment) -> SqlProgram[int]:
     return moment.now
 
 
-class OwnAdmitQueue:
-    """An exclusive queue, which ends with this service's connection: the broker then returns what is sent to it."""
-
-    def __init__(self, bus: Bus) -> None:
-        self._bus = bus
-        self._topology = admit_topology(secrets.token_hex(8))
-        self._consumer: Consumer | None = None
-
-    @property
-    def key(self) -> str:
-        """The routing key of the queue."""
-        return self._topology.bindings[0].key
-
-    def is_reachable(self) -> bool:
-        """Whether what is sent to this service arrives; without a queue of its own the shared one does for it."""
-        return self._consumer is None or self._consumer.active
-
-    async def start(self, handler: Handler, *, prefetch: int) -> None:
-        """Declare and consume the queue; without the permission for it the service has only the shared queue."""
-        try:
-            await self._bus.declare(self._topology)
-        except BrokerRefused as refusal:
-            log.warning("All admits take the shared queue, which is slower: %s", refusal.message)
-            return
-        self._consumer = await self._bus.consume(self._topology.queues[0], handler, prefetch=prefetch)
-
-    def tell(self, renewed: LeaseRenewed) -> LeaseRenewed:
-        """Return the answer to a worker with the key of this queue, if it is consumed now."""
-        if self._consumer is None or not self._consumer.active:
-            return renewed
-        return renewed.model_copy(update={"admit_key": self.key})
-
-    async def stop(self, grace_seconds: float) -> None:
-        """Delete the queue, so that further admits are returned to their workers, and wait for the handlers."""
-        if self._consumer is None:
-            return
-        await self._consumer.cancel()
-        with contextlib.suppress(BusError):
-            await self._bus.delete(self._topology.queues[0])
-        await self._consumer.drain(grace_seconds)
+def with_admit_key(renewed: LeaseRenewed, own_queue: OwnQueue) -> LeaseRenewed:
+    """Return the answer to a worker with the key of this service's own queue, if it is consumed now."""
+    return renewed.with_fields(admit_key=own_queue.key) if own_queue.is_consumed else renewed

@@ -21,10 +21,11 @@ from quintain.contracts.headers import PROTOCOL_VERSION
 from quintain.contracts.ledger import AdmitBatch, AdmitReply, OpenChild, Register, SettleBatch
 from quintain.contracts.message import CLIENT_QUEUE_PREFETCH, Message
 from quintain.contracts.service_card import ServiceCard
-from quintain.errors import BadRequest, BudgetUnavailable, BusError, Fault
+from quintain.errors import BadRequest, BrokerRefused, BudgetUnavailable, BusError, Fault
 from quintain.fleet.beats import ServiceIdentity, send_beats
 from quintain.routes import ADMIT, METADATA_BEAT, OPEN_CHILD, REGISTER
 from quintain.rpc.groups import group_handler
+from quintain.rpc.own_queues import OwnQueue
 from quintain.rpc.server import log_defect, result_or_fault, send_reply
 from quintain.runtime.concurrency import cancel_and_wait, running_task, start_task
 from quintain.timings import DEFAULT_TIMINGS, Timings
@@ -37,13 +38,14 @@ from quintain.topology import (
     SETTLE_QUEUE,
     UNROUTED_QUEUE,
     Queue,
+    admit_topology,
     target_topology,
 )
 from quintain_metadata.admission import AdmissionQueue
 from quintain_metadata.dead_letters import DeadLetterConsumer, poison_handler
 from quintain_metadata.fleet import FleetStatus
 from quintain_metadata.handlers import MetadataRequestHandler
-from quintain_metadata.heartbeats import HEARTBEAT_PREFETCH, HeartbeatConsumer, OwnAdmitQueue
+from quintain_metadata.heartbeats import HEARTBEAT_PREFETCH, HeartbeatConsumer, with_admit_key
 from quintain_metadata.ledger import calls, children, leases, pruning, targets
 from quintain_metadata.ledger_queues import AdmitConsumer, SettleConsumer
 from quintain_metadata.metrics import InstrumentedLedger, MetadataMetrics, read_gauges
@@ -83,7 +85,9 @@ class MetadataService:
         self._metrics, self._timings = metrics or MetadataMetrics(), timings
         self._identity = ServiceIdentity("metadata")
         self._bus, self._ledger = bus, InstrumentedLedger(ledger, self._metrics, timings)
-        self._own_admits, quotas = OwnAdmitQueue(bus), QuotaAdmission(self._ledger)
+        # It ends with this service's connection: the broker then returns what is sent to it.
+        self._own_queue = OwnQueue(bus, admit_topology(secrets.token_hex(8)), PREFETCH, self._on_own_message)
+        quotas = QuotaAdmission(self._ledger)
         self._admission_queue = AdmissionQueue(self._ledger, self._metrics, timings, quotas)
         self._metrics.read_quotas = quotas.states
         self._fleet = FleetStatus(bus, self._ledger, self._identity.instance, quotas.states, timings)
@@ -93,7 +97,7 @@ class MetadataService:
         self._cancellation_sender = self._request_handler.cancellation_sender
         self._admits = AdmitConsumer(bus, self._ledger, self._admission_queue)
         self._settles = SettleConsumer(self._admission_queue, self._metrics, timings)
-        self._heartbeats = HeartbeatConsumer(bus, self._ledger, timings, self._own_admits, self._cancellation_sender)
+        self._heartbeats = HeartbeatConsumer(bus, self._ledger, timings, self._own_queue, self._cancellation_sender)
         self._consumers: dict[str, Consumer] = {}
         self._start_window_seconds = start_window_seconds
         self._router: Router | None = None
@@ -122,7 +126,11 @@ class MetadataService:
         names: list[str] = await when_reachable(self._ledger.transact, lambda _: targets.target_names())
         for target in names:
             await self._bus.declare(target_topology(target))
-        await self._own_admits.start(self._on_own_message, prefetch=PREFETCH)
+        try:
+            await self._own_queue.open()
+        except BrokerRefused as refusal:
+            log.warning("All admits take the shared queue, which is slower: %s", refusal.message)
+            await self._own_queue.close()
         # Before it consumes what others do: who consumes and is not heard is a stranger.
         beats = send_beats(self._bus, self.card, self._timings, METADATA_BEAT)
         self._beat_task = asyncio.get_running_loop().create_task(beats, name="heartbeats")
@@ -157,7 +165,7 @@ class MetadataService:
         if self._router is not None:
             self._router.stop()
         await asyncio.gather(
-            self._own_admits.stop(grace_seconds),
+            self._own_queue.close(grace_seconds),
             *(consumer.drain(grace_seconds) for consumer in self._consumers.values()),
         )
         await self._heartbeats.stop(grace_seconds)
@@ -226,7 +234,7 @@ class MetadataService:
         )
         self._cancellation_sender.note_renewed(registration.incarnation, delivery)
         await self._admission_queue.quotas.refresh()
-        return self._own_admits.tell(renewed)
+        return with_admit_key(renewed, self._own_queue)
 
     async def _sweep_periodically(self) -> None:
         while True:

@@ -26,6 +26,7 @@ from quintain.errors import Fault
 from quintain.fleet.beats import ServiceIdentity
 from quintain.programs.agent_urls import AgentUrls
 from quintain.routes import CANCEL
+from quintain.rpc.own_queues import OwnQueue
 from quintain.rpc.requests import RpcClient
 from quintain.runtime.concurrency import start_task
 from quintain.settings import read_trace_settings, without_variables
@@ -33,7 +34,7 @@ from quintain.timings import DEFAULT_TIMINGS, Clock, Timings
 from quintain.topology import target_queue
 from quintain_worker.consumer import TargetConsumer
 from quintain_worker.context import WorkerContext
-from quintain_worker.conversations import ConversationProvider, TurnQueue
+from quintain_worker.conversations import ConversationProvider, new_turn_queue
 from quintain_worker.cost_bound import cost_rules
 from quintain_worker.instrumented_provider import InstrumentedProvider
 from quintain_worker.lease import WorkerLease
@@ -87,7 +88,7 @@ class Worker:
         metrics = metrics or WorkerMetrics()
         self._bus, self._cards, self._timings = bus, cards, timings
         clock, incarnation = Clock(), secrets.token_hex(16)
-        self._turn_queues = {card.name: TurnQueue(bus, card.name, incarnation) for card in cards}
+        self._turn_queues = {card.name: new_turn_queue(bus, card.name, incarnation) for card in cards}
         self._targets = {
             card.name: with_instrumentation(targets[card.name], card, metrics, self._turn_queues[card.name])
             for card in cards
@@ -248,7 +249,7 @@ class Worker:
 
 
 def with_instrumentation(
-    target: WorkerTarget, card: TargetCard, metrics: WorkerMetrics, turn_queue: TurnQueue
+    target: WorkerTarget, card: TargetCard, metrics: WorkerMetrics, turn_queue: OwnQueue
 ) -> WorkerTarget:
     """Return the target with its provider wrapped in an `InstrumentedProvider`, and in a `ConversationProvider`."""
     provider = target.provider

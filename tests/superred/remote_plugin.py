@@ -23,7 +23,6 @@ from superred.core.types.security_domain import SecurityDomainTag
 
 from quintain.bus.connect import connect_bus
 from quintain.remote.connection_thread import ConnectionThread
-from quintain.rpc.server import delete_queues
 from quintain.superred import RemoteTargetFactory, remote_factory
 from quintain.target.type_registry import TagRegistry
 from quintain.topology import host_topology
@@ -114,7 +113,7 @@ class ProcessHosts:
             os.waitpid(each.pid, 0)
             with os.fdopen(each.read_fd, "rb") as pipe:
                 has_run |= RUN in pipe.read()
-            self._connection.run_blocking(delete_queues(self._connection.bus, host_topology(each.name)))
+            self._connection.run_blocking(self._connection.bus.delete(host_topology(each.name).queues[0]))
         self._running.clear()
         return has_run
 

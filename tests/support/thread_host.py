@@ -12,7 +12,6 @@ from typing import Any
 
 from quintain.bus.base import Bus
 from quintain.bus.connect import connect_bus
-from quintain.rpc.server import delete_queues
 from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain.topology import host_topology
 from quintain_host.host import Host
@@ -80,7 +79,7 @@ class ThreadHost:
 
     def close(self) -> None:
         self.run(self.host.stop(0))
-        self.run(delete_queues(self.bus, host_topology(self.name)))
+        self.run(self.bus.delete(host_topology(self.name).queues[0]))
         self.run(self.bus.close())
         self._thread.close()
 

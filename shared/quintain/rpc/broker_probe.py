@@ -11,11 +11,11 @@ import contextlib
 import secrets
 from collections.abc import AsyncIterator, Callable
 
-from quintain.bus.base import Bus, Consumer, Delivery, Envelope
+from quintain.bus.base import Bus, Delivery, Envelope
 from quintain.contracts.service_card import ServiceCard
 from quintain.errors import BusError, Unroutable
 from quintain.observe.health import CHECK_TIMEOUT_SECONDS, HealthCheck, OpsEndpoints, combine_checks
-from quintain.rpc.server import delete_queues
+from quintain.rpc.own_queues import OwnQueue
 from quintain.topology import REPLY, reply_topology
 
 #: The AMQP type of a probe message, and the prefetch of the probe queue.
@@ -44,17 +44,12 @@ class BrokerProbe:
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
-        self._key = f"{bus.user}.probe.{secrets.token_urlsafe(24)}"
-        self._topology = reply_topology(f"quintain.reply.{self._key}", self._key)
-        self._consumer: Consumer | None = None
+        self._queue = self._new_queue()
         self._pending: dict[str, asyncio.Future[None]] = {}
 
     async def stop(self) -> None:
         """Stop consuming and delete the queue; if the broker is unreachable, the queue expires."""
-        consumer, self._consumer = self._consumer, None
-        if consumer is not None:
-            await consumer.drain(0)
-            await delete_queues(self._bus, self._topology)
+        await self._queue.close()
 
     async def check(self) -> str | None:
         """Send a probe message to this process; returns None if it arrives in time, else what failed."""
@@ -80,19 +75,20 @@ class BrokerProbe:
         return None
 
     async def _send(self, probe: Envelope) -> None:
-        await self._attach()
+        await self._queue.open()
         try:
-            await self._bus.publish(REPLY, self._key, probe, timeout_seconds=CHECK_TIMEOUT_SECONDS)
+            await self._bus.publish(REPLY, self._queue.key, probe, timeout_seconds=CHECK_TIMEOUT_SECONDS)
         except Unroutable:
             # The queue has no other binding, so it was lost.
             await self.stop()
-            await self._attach()
-            await self._bus.publish(REPLY, self._key, probe, timeout_seconds=CHECK_TIMEOUT_SECONDS)
+            self._queue = self._new_queue()
+            await self._queue.open()
+            await self._bus.publish(REPLY, self._queue.key, probe, timeout_seconds=CHECK_TIMEOUT_SECONDS)
 
-    async def _attach(self) -> None:
-        if self._consumer is None:
-            await self._bus.declare(self._topology, redeclare=False)
-            self._consumer = await self._bus.consume(self._topology.queues[0], self._on_returned, prefetch=PREFETCH)
+    def _new_queue(self) -> OwnQueue:
+        key = f"{self._bus.user}.probe.{secrets.token_urlsafe(24)}"
+        topology = reply_topology(f"quintain.reply.{key}", key)
+        return OwnQueue(self._bus, topology, PREFETCH, self._on_returned, redeclare=False)
 
     async def _on_returned(self, delivery: Delivery) -> None:
         returned = self._pending.get(delivery.correlation_id or "")

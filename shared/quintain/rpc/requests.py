@@ -32,7 +32,7 @@ from quintain.errors import (
 from quintain.observe.spans import current_traceparent
 from quintain.routes import ReplyT, RequestT, Route
 from quintain.rpc.groups import split_replies
-from quintain.rpc.private_queues import ReplyQueue
+from quintain.rpc.own_queues import ReplyQueue
 from quintain.runtime.concurrency import RandomIds, TimeLimit, TimeLimits, cancel_and_wait, start_task
 from quintain.topology import Exchange
 

@@ -22,12 +22,12 @@ from quintain.contracts.headers import (
 )
 from quintain.contracts.invoke import FaultReply
 from quintain.contracts.message import Message
-from quintain.errors import BadRequest, BusError, Fault, InternalFault, QueueFull, Unroutable
+from quintain.errors import BadRequest, Fault, InternalFault, QueueFull, Unroutable
 from quintain.observe import logs
 from quintain.observe.semconv import SpanStart
 from quintain.observe.spans import span_in_trace
 from quintain.runtime.concurrency import BatchSender
-from quintain.topology import REPLY, Topology, target_of_key
+from quintain.topology import REPLY, target_of_key
 
 log = logging.getLogger(__name__)
 
@@ -200,15 +200,6 @@ def copyable_headers(headers: Mapping[str, object]) -> dict[str, HeaderValue]:
             break
         copied[key] = value
     return copied
-
-
-async def delete_queues(bus: Bus, topology: Topology) -> None:
-    """Delete a topology's queues; if the broker is unreachable, they expire by themselves."""
-    try:
-        for queue in topology.queues:
-            await bus.delete(queue)
-    except BusError as error:
-        log.info("Queues could not be deleted and will expire: %s", error.message)
 
 
 def log_defect(error: Exception, action: str) -> Fault:

@@ -119,7 +119,7 @@ async def test_a_lost_queue_is_made_anew_and_a_refused_one_is_a_reason(
     bus = memory.connect()
     round_trip = BrokerProbe(bus)
     assert await round_trip.check() is None
-    memory.delete_queue(round_trip._topology.queues[0].name)
+    memory.delete_queue(f"quintain.reply.{round_trip._queue.key}")
     assert await round_trip.check() is None
     await round_trip.stop()
 

@@ -14,7 +14,7 @@ from quintain.bus.memory import MemoryBroker, MemoryBus
 from quintain.contracts.session import CallsReleased, ReleaseCalls
 from quintain.errors import BrokerUnavailable, BusError, InternalFault, NoAnswer, Overloaded, QueueFull, Unroutable
 from quintain.routes import RELEASE
-from quintain.rpc import private_queues as reply_queue
+from quintain.rpc import own_queues as reply_queue
 from quintain.rpc.requests import RpcClient, RpcRequest
 from quintain.rpc.server import send_reply
 from quintain.topology import METADATA, METADATA_QUEUE, METADATA_TOPOLOGY, REPLY, UNROUTED, Exchange, Topology
@@ -202,6 +202,9 @@ async def replace_reply_queue(memory: MemoryBroker, rpc_client: RpcClient) -> No
     async with asyncio.timeout(5):
         while rpc_client.reply_key == lost or reply_queues(memory) != [f"quintain.reply.{rpc_client.reply_key}"]:
             await asyncio.sleep(0)
+        replacing = rpc_client._reply_queue._replace_task
+        assert replacing is not None
+        await replacing
 
 
 def reply_queues(memory: MemoryBroker) -> list[str]:
@@ -285,9 +288,9 @@ class FlakyBus(MemoryBus):
         self.unavailable = False
         self.attempted = asyncio.Event()
 
-    async def declare(self, topology: Topology) -> None:
+    async def declare(self, topology: Topology, *, redeclare: bool = True) -> None:
         self._require_available()
-        await super().declare(topology)
+        await super().declare(topology, redeclare=redeclare)
 
     async def publish(
         self, exchange: Exchange, key: str, envelope: Envelope, *, timeout_seconds: float = PUBLISH_TIMEOUT_SECONDS
