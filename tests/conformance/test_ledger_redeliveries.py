@@ -24,7 +24,7 @@ async def test_what_is_delivered_again_waits_for_its_call_and_keeps_it_from_no_c
         await driver.admit_granted(session, call)
     assert is_held(await driver.admit(session, "again", by="w2", redelivered=True))
     assert is_held(await driver.admit(session, "another caller's", by="w2"))
-    assert await driver.cancel(session, "again", "another caller's") == CancelResult(1, ["again"])
+    assert await driver.cancel(session, "again", "another caller's") == CancelResult(1, {"again": "w1"})
     assert (await driver.info(session)).call_count == 2
 
 
