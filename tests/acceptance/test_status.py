@@ -84,6 +84,7 @@ def test_a_consumer_that_does_not_answer_is_a_problem(shell: CommandLine, broker
     status_once(shell, "3 services answer")
     with pika.BlockingConnection(pika.URLParameters(broker_url)) as connection:
         connection.channel().basic_consume("quintain.target.echo", lambda *_: None)
+        status_once(shell, "has 3 consumers")
         foreign: Any = shell.run("doctor", "--json", code=1).json["lines"]
         assert ["has 3 consumers" in line["says"] for line in foreign if line["verdict"] == "fail"] == [True]
     wrong: Any = shell.run("doctor", "--json", code=1, env={"QUINTAIN_ADMIN_TOKEN": "another admin token"}).json
