@@ -119,10 +119,10 @@ class FunctionProcess:
             answer = await self._run(request)
             if isinstance(answer, AsyncGenerator):
                 answer = await self._join_chunks(answer, on_text)
-        except ProviderFailure:
+        except (ProviderFailure, asyncio.CancelledError, GeneratorExit):
             raise
-        except (Exception, SystemExit) as error:
-            # Any exception of the user's function is a failure of the target; its message may hold secrets and is not
+        except BaseException as error:
+            # Whatever the user's function raises is a failure of the target; its message may hold secrets and is not
             # quoted.
             if is_about_the_request(error, request):
                 wrong_use = TargetUnavailable(f"{self._target}: the function raised {type(error).__name__}: {GIVEN}")

@@ -195,6 +195,8 @@ WRONG = {
     "async def run(r): raise TimeoutError('canary')": "the function raised TimeoutError",
     "def run(r): raise SystemExit('canary')": "the function raised SystemExit",
     "async def run(r): raise SystemExit('canary')": "the function raised SystemExit",
+    "def run(r): raise KeyboardInterrupt('canary')": "the function raised KeyboardInterrupt",
+    "class Skipped(BaseException): ...\nasync def run(r): raise Skipped('canary')": "the function raised Skipped",
     "import asyncio\nasync def run(r): raise asyncio.CancelledError": "the function raised CancelledError",
     "def run(r): return None + len('canary')": "the function raised TypeError",
     "def run(r): return 'canary'.nothing": "the function raised AttributeError",
