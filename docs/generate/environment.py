@@ -76,7 +76,7 @@ def page() -> str:
         + f"In place of {', '.join(map(code, secrets))} and of each variable that the configuration names as "
         "`${{ NAME }}`, the same name with `_FILE` may name a file with the value. Setting both is an error.\n\n"
         "[The protocol](../protocol/programs.md) says which service reads which variable, and what a grader gets; "
-        "[traces](../tracing.md) has more of OpenTelemetry's.\n"
+        "[traces](../operate.md#traces) has more of OpenTelemetry's.\n"
     )
 
 

@@ -22,7 +22,7 @@ def page() -> str:
     common = [row for row in rows[services[0].service] if all(row in one for one in rows.values())]
     sections = [("Every service", common)]
     sections += [(f"The {name}", [row for row in one if row not in common]) for name, one in rows.items()]
-    text = "# Metrics\n\nServed as `GET /metrics` of a service's port for [health and metrics](../observe.md).\n\n"
+    text = "# Metrics\n\nServed as `GET /metrics` of a service's [port for health](../operate.md#health).\n\n"
     heads = ["metric", "kind", "labels", "meaning"]
     return text + "".join(f"## {title}\n\n{table(heads, one)}" for title, one in sections if one)
 

@@ -134,11 +134,9 @@ _NAMED_QUEUES: Final = (
     (re.compile(r"quintain\.(conversation|lease|ledger\.admit|reply|run)\..+"), "classic"),
 )
 
-_POLICIES_MEND = (
-    "rabbitmqctl import_definitions, of the policies of deploy/rabbitmq/definitions.json: docs/operations.md"
-)
+_POLICIES_MEND = "rabbitmqctl import_definitions, of the policies of deploy/rabbitmq/definitions.json: docs/operate.md"
 
-_LIMITS_MEND = "rabbitmqctl set_user_limits and set_vhost_limits, as in docs/operations.md"
+_LIMITS_MEND = "rabbitmqctl set_user_limits and set_vhost_limits, as in docs/operate.md"
 
 
 def management_checks(
@@ -337,7 +335,7 @@ def _limits(api: Management) -> DoctorCheck:
     return DoctorCheck(what=what, verdict="ok", says="all are limited")
 
 
-#: The RabbitMQ versions that the tests were run on, oldest first: as docs/operations.md names them.
+#: The RabbitMQ versions that the tests were run on, oldest first: as docs/operate.md names them.
 TRIED_VERSIONS: Final = ("3.10.8", "4.0.5", "4.3.6")
 
 

@@ -111,7 +111,7 @@ def test_a_call_is_one_trace_from_the_evaluator_to_its_settle(
     fleet.quintain("invoke", QUESTION, "--target", "sage", env={"QUINTAIN_SESSION_TOKEN": token})
     spans = new_spans(receiver, before, "ledger settle", "send quintain.reply", "send quintain.invoke:sage")
     assert format_tree(spans) == CALL
-    assert CALL in (DOCS / "tracing.md").read_text()
+    assert CALL in (DOCS / "operate.md").read_text()
     assert len({span.trace_id for span in spans}) == 1
 
     call, chat = span_named(spans, CALLED), span_named(spans, "chat sage")

@@ -202,7 +202,7 @@ async def run_program(
 ) -> Finished:
     """Run a program to its end; ``stdout_limit`` is in bytes, and the last `STDERR_BYTES` of stderr are kept.
 
-    No process that it started survives, whatever the outcome; `docs/security.md` says what can escape. Raises
+    No process that it started survives, whatever the outcome; `docs/operate.md` says what can escape. Raises
     `CannotStart`, `ProgramTimedOut`, also where it has written nothing for ``idle_seconds``, and `TooMuchOutput`.
 
         finished = await run_program(Program(argv=["sort"], env={}), stdin=b"b\\na\\n", stdout_limit=1000)

@@ -1,6 +1,6 @@
 """What a program that a configuration names may do: as which user it runs, and in which sandbox.
 
-Without either, it has the rights of this process. `docs/security.md` states the boundary of each.
+Without either, it has the rights of this process. `docs/operate.md` states the boundary of each.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The dashboard, the alerts and the page name metrics that are there, and the page names all of them."""
+"""The dashboard and the alerts name metrics that are there."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ REPOSITORY = Path(__file__).parents[3]
 DASHBOARD = json.loads((REPOSITORY / "deploy" / "grafana" / "quintain.json").read_text())
 RULES = yaml.safe_load((REPOSITORY / "deploy" / "prometheus" / "alerts.yaml").read_text())
 SCRAPE = yaml.safe_load((REPOSITORY / "deploy" / "prometheus" / "prometheus.yaml").read_text())
-PAGE = (REPOSITORY / "docs" / "observe.md").read_text()
 
 
 def queries() -> Iterator[tuple[str, str]]:
@@ -45,7 +44,6 @@ def test_an_alert_asks_for_series_that_are_there_and_says_what_to_do(rule: dict[
     assert named <= series_names()
     assert rule["labels"]["severity"] in {"critical", "warning", "info"}
     assert set(rule["annotations"]) == {"summary", "action"}
-    assert f"`{rule['alert']}`" in PAGE
 
 
 def test_the_names_are_prometheus() -> None:
@@ -54,18 +52,6 @@ def test_the_names_are_prometheus() -> None:
         if kind == "histogram":
             assert name.endswith(("_seconds", "_size"))
     assert set(metric_kinds().values()) <= set(SERIES_SUFFIXES)
-
-
-def test_the_page_lists_every_metric_and_no_other() -> None:
-    table = re.findall(r"^\| `(quintain_[a-z_]+)`", PAGE, re.MULTILINE)
-    listed = {name for name in table if not name.startswith("quintain_process_")}
-    ours = {
-        f"{name}{SERIES_SUFFIXES[kind][0]}"
-        for name, kind in metric_kinds().items()
-        if not name.startswith("quintain_process_")
-    }
-    assert listed == {name.removesuffix("_bucket") for name in ours}
-    assert len(table) == len(set(table))
 
 
 def test_the_scrape_example_scrapes_every_service() -> None:
