@@ -7,7 +7,6 @@ charged once.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +22,7 @@ from quintain_runner.graders.combined import single_runners
 from quintain_runner.graders.judge_request import build_judge_request, filled, parse_judgement, request_hash
 from quintain_runner.graders.judge_sections import left_out_of, shown_sections
 from quintain_runner.graders.verdict import PASS_SCORE, GraderError, cut_note
+from quintain_runner.plan.address import request_id
 from quintain_runner.plan.trials import Trial
 from quintain_runner.results.row import BUDGET_EXHAUSTED, TARGET_CHANGED, Check, GraderRow, JudgeUsed
 from quintain_runner.spec.asking_graders import JudgeGrader, VoteRule
@@ -121,17 +121,14 @@ class JudgeGraderRunner:
         asked for this vote before, so that a repeat without a verdict is a new call; other calls of the trial do not
         count.
         """
-        answer = (
-            trial.request_id if trial.kept is None else hashlib.sha256((trial.kept.output or "").encode()).hexdigest()
-        )
+        answer = trial.request_id if trial.kept is None else trial.kept.output or ""
         if trial.conversation is not None:
             # One that was begun again has other answers.
             answer += f"/{trial.conversation.attempt}" if trial.conversation.attempt > 1 else ""
             trial = replace(trial, conversation=None)
-        request = hashlib.sha256(self._request(trial, None, vote.judge).to_wire()).hexdigest()
+        request = self._request(trial, None, vote.judge).to_wire().decode()
         version = (vote.fingerprint, context.fingerprints.generation)
-        name = json.dumps([*trial.key_parts, trial.tries, self.name, number, request, answer, *version])
-        return f"judge-{hashlib.sha256(name.encode()).hexdigest()}"
+        return request_id("judge", trial.key_parts, trial.tries, self.name, number, request, answer, version)
 
     async def grade(self, trial: Trial, result: Result, context: GradingContext) -> GradingResult:
         """Ask the judges about an answer. A fault of a call is returned in the row, with its cost."""

@@ -7,7 +7,6 @@ the same two calls under the same request ids, so that each is charged once. Whi
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,10 +37,12 @@ from quintain_runner.graders.judge_sections import (
     section_text,
 )
 from quintain_runner.graders.verdict import PASS_SCORE, cut_note, without_surrogates
+from quintain_runner.plan.address import request_id
 from quintain_runner.plan.changes import unchanged_grader_row
 from quintain_runner.plan.conversation import TrialConversation
 from quintain_runner.plan.trials import Trial
-from quintain_runner.results.pairwise import Choice, PairwiseRow, PairwiseVote, answer_hash
+from quintain_runner.results.labels import answer_sha256
+from quintain_runner.results.pairwise import Choice, PairwiseRow, PairwiseVote
 from quintain_runner.results.row import BUDGET_EXHAUSTED, GRADER_FAILED, Check, GraderRow, Row
 from quintain_runner.spec.asking_graders import PairwiseGrader
 from quintain_runner.spec.templates import parse_template
@@ -138,7 +139,7 @@ class PairwiseGraderRunner:
         comparisons = [
             PairwiseRow(
                 opponent=opponent,
-                answer=answer_hash(row.output or ""),
+                answer=answer_sha256(row) or "",
                 own_first=own_first.vote,
                 own_second=own_second.vote,
             )
@@ -208,9 +209,7 @@ class PairwiseGraderRunner:
         """The id of a vote's call: the same in both rows of the pair, and another one after a vote without a choice."""
         version = context.fingerprint_of(trial, self.name), context.fingerprints.generation
         trial_parts = trial.case.id, trial.repeat, trial.prompt
-        content = hashlib.sha256(request.to_wire()).hexdigest()
-        name = json.dumps([*trial_parts, self.name, content, spent_calls, *version])
-        return f"pair-{hashlib.sha256(name.encode()).hexdigest()}"
+        return request_id("pair", trial_parts, self.name, request.to_wire().decode(), spent_calls, version)
 
     async def _ask(self, trial: Trial, question: _PairRequest, context: GradingContext) -> _AskedVote:
         """Ask for a vote, unless it is known."""
@@ -268,7 +267,7 @@ def comparison_of(verdict: GraderRow | None, opponent: str, row: Row) -> Pairwis
     if verdict is None or row.output is None:
         return None
     found = (one for one in verdict.comparisons or () if one.opponent == opponent)
-    return next((one for one in found if one.answer == answer_hash(row.output or "")), None)
+    return next((one for one in found if one.answer == answer_sha256(row)), None)
 
 
 def parse_choice(reply: str) -> PairwiseVote:

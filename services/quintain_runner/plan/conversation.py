@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
@@ -11,6 +9,7 @@ from typing import Final
 from quintain.contracts.agents import Continuation, Turn
 from quintain.contracts.invoke import ChatMessage, InvokeRequest, OutputMessage, Result, ToolCall, content_text
 from quintain.graders import Case
+from quintain_runner.plan.address import request_id
 from quintain_runner.results.answer import Answer, TurnRow
 from quintain_runner.results.bill import SIMULATED_USER
 from quintain_runner.results.row import Row
@@ -133,11 +132,11 @@ class TrialConversation:
         answered = [message for turn in self.turns for message in (*_asked(turn.question), *_answers(turn))]
         return [*opening(self.case), *answered, *_asked(question)]
 
-    def id_in(self, request_id: str) -> str:
+    def id_in(self, trial_id: str) -> str:
         """Return the id of this attempt at the conversation of a trial, of which this is the request id."""
-        return f"{request_id}-{self.attempt}"
+        return f"{trial_id}-{self.attempt}"
 
-    def request(self, question: str | None, target: str, repeat: int, request_id: str) -> InvokeRequest:
+    def request(self, question: str | None, target: str, repeat: int, trial_id: str) -> InvokeRequest:
         """Return the request of the next turn."""
         return InvokeRequest(
             messages=self.messages(question),
@@ -147,7 +146,7 @@ class TrialConversation:
             attempt=repeat,
             settings=self.case.settings,
             turn=Turn(
-                conversation_id=self.id_in(request_id),
+                conversation_id=self.id_in(trial_id),
                 number=self.number,
                 continuation=self.continuation,
                 last=self.number == most_turns(self.case),
@@ -203,20 +202,19 @@ class TrialConversation:
         return self.case.model_copy(update={"question": None, "messages": before.messages(last.question)})
 
 
-def turn_id(request_id: str, attempt: int, number: int, *, by_user: bool = False) -> str:
+def turn_id(trial_id: str, attempt: int, number: int, *, by_user: bool = False) -> str:
     """Return the request id of a turn, or of what the simulated user says in it: after a crash it is the same."""
-    parts = [request_id, attempt, number, *(["user"] if by_user else [])]
-    return f"turn-{hashlib.sha256(json.dumps(parts).encode()).hexdigest()}"
+    return request_id("user" if by_user else "turn", trial_id, attempt, number)
 
 
-def planned_ids(case: Case, request_id: str, first: int = 1) -> list[str]:
+def planned_ids(case: Case, trial_id: str, first: int = 1) -> list[str]:
     """Return the ids of the calls that a conversation takes at most from this turn on, if none of it is lost."""
     last = most_turns(case)
-    own = [turn_id(request_id, 1, number) for number in range(first, last + 1)]
+    own = [turn_id(trial_id, 1, number) for number in range(first, last + 1)]
     if case.user is None:
         return own
     first_by_user = max(first, 1 + begins_with_question(case))
-    return [*own, *(turn_id(request_id, 1, number, by_user=True) for number in range(first_by_user, last + 1))]
+    return [*own, *(turn_id(trial_id, 1, number, by_user=True) for number in range(first_by_user, last + 1))]
 
 
 def _asked(question: str | None) -> list[ChatMessage]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,6 +16,7 @@ from quintain.contracts.invoke import NO_TOKENS, ChatMessage, InvokeRequest, Tok
 from quintain.contracts.message import Message
 from quintain.errors import ConfigError
 from quintain.graders import Case
+from quintain_runner.plan.address import request_id
 from quintain_runner.plan.changes import Action, RerunPolicy, RunFingerprints, decide
 from quintain_runner.plan.conversation import TrialConversation, opening, planned_ids
 from quintain_runner.plan.dataset import DatasetStats
@@ -166,9 +166,8 @@ class Trial:
     def request_id(self) -> str:
         """The call's id, made of what it asks and of the target's fingerprint: after a crash it is the same call, and
         charged once; of a changed question, target or simulated user it is another."""
-        parts = [*self.key_parts, self.tries, self.fingerprints.input, self.fingerprints.target]
-        parts += [] if self.fingerprints.user is None else [self.fingerprints.user]
-        return f"run-{hashlib.sha256(json.dumps(parts, ensure_ascii=True).encode()).hexdigest()}"
+        made_of = self.fingerprints
+        return request_id("ask", self.key_parts, self.tries, made_of.input, made_of.target, made_of.user)
 
     @property
     def request_ids(self) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Literal
 
 from pydantic import Field
@@ -30,7 +29,7 @@ class PairwiseVote(Message):
 class PairwiseRow(Message):
     """One comparison of a row's answer with that of ``opponent``, a column of the run or of another one.
 
-    ``answer`` is the hash of the opponent's answer. In ``own_first`` the row's own answer was shown first.
+    ``answer`` is the hash of what the opponent said and did. In ``own_first`` the row's own answer was shown first.
     """
 
     opponent: str
@@ -56,8 +55,3 @@ class PairwiseRow(Message):
         """The place that the judge chose in both orders; None where it did not, or a vote is missing."""
         choice = self.own_first.choice
         return choice if choice == self.own_second.choice and choice != "tie" else None
-
-
-def answer_hash(output: str) -> str:
-    """The hash by which a comparison knows the answer that it was made of."""
-    return hashlib.sha256(output.encode()).hexdigest()[:32]

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from pydantic import Field
 
 from quintain.contracts.message import Message
-from quintain_runner.results.pairwise import answer_hash
+from quintain_runner.results.labels import answer_sha256
 from quintain_runner.results.row import Row
 from quintain_runner.statistics.frame import case_hash, clusters_by_case, trial_hash
 from quintain_runner.statistics.inference import Clusters, Floats, Interval, MeanEstimate, mean_estimate, share_interval
@@ -152,10 +152,10 @@ class ComparisonCollector:
     def add_answers(self, rows: Iterable[Row]) -> None:
         """Add the answers of the run's columns: comparisons with others than these are outdated, and count no more."""
         for row in rows:
-            if row.column in self._numbers and row.output is not None:
+            if row.column in self._numbers and (answer := answer_sha256(row)) is not None:
                 trial, number = trial_hash(row.case_id, row.repeat), self._numbers[row.column]
                 self._answered.append((trial + number * _COLUMN_STRIDE) & _HASH_MASK)
-                self._answers.append(_answer_number(answer_hash(row.output)))
+                self._answers.append(_answer_number(answer))
 
     def statistics(self) -> dict[str, PairwiseStatistics]:
         """The statistics of each grader that compared anything, as far as the answers are those of now."""

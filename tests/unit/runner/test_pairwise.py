@@ -149,6 +149,29 @@ async def test_a_rerun_asks_nothing_and_one_more_case_asks_only_its_comparisons(
     assert (folder.called("sage"), scores) == ((4,), {"alpha": 1.0, "beta": 0.5, "gamma": 0.0})
 
 
+async def test_an_opponent_whose_earlier_turn_changed_is_compared_again(tmp_path: Path) -> None:
+    client, said = Contest(lambda _, __: "tie", targets=("alpha", "beta")), ["good", "better"]
+
+    async def answer(request: InvokeRequest) -> str:
+        if request.target == "sage":
+            return await client.reply(request)
+        return said[0] if len(request.messages or ()) == 1 else "the same last words"
+
+    client.answer = answer
+    case = {"id": "c", "question": "q", "expected": "a", "turns": ["and?"]}
+    write_evaluation(tmp_path, [case], [EXACT, ARENA], targets=["alpha", "beta"])
+    folder = EvaluationFolder(tmp_path, client, targets=("alpha", "beta"))
+    said.reverse()
+    await folder.run(targets=("alpha",))
+    said.reverse()
+    await folder.run()
+    assert folder.called("alpha", "beta", "sage") == (0, 2, 2)
+    # Only what it said before its last words is another.
+    said[0], client.fingerprints["beta"] = "best", "another"
+    await folder.run()
+    assert folder.called("alpha", "beta", "sage") == (0, 2, 2)
+
+
 async def test_a_run_that_is_killed_asks_only_the_comparisons_that_are_missing(tmp_path: Path) -> None:
     def dies(first: str, second: str) -> str:
         if len(folder.client.requests) > 6 + 5:

@@ -7,7 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from quintain_runner.results.pairwise import Choice, PairwiseRow, PairwiseVote, answer_hash
+from quintain_runner.results.labels import text_sha256
+from quintain_runner.results.pairwise import Choice, PairwiseRow, PairwiseVote
 from quintain_runner.results.row import GraderRow, Row
 from quintain_runner.statistics.pairwise import ComparisonCollector, PairwiseStatistics, bradley_terry
 from quintain_runner.statistics.significance import mcnemar_p
@@ -46,7 +47,7 @@ def test_with_ties_and_the_prior_it_is_what_choix_says() -> None:
 def compared(case: str, target: str, opponent: str, first: Choice, second: Choice, *, repeat: int = 1) -> Row:
     """A row with one comparison, in whose orders the judge chose these places."""
     votes = [PairwiseVote(choice=choice, calls=1, request_id="r") for choice in (first, second)]
-    one = PairwiseRow(opponent=opponent, answer=answer_hash("Rome"), own_first=votes[0], own_second=votes[1])
+    one = PairwiseRow(opponent=opponent, answer=text_sha256("Rome"), own_first=votes[0], own_second=votes[1])
     row = graded_row(case, 1.0, target=target, repeat=repeat)
     return row.with_fields(graders={"arena": GraderRow(score=one.score, passed=True, comparisons=[one])})
 
