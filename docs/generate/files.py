@@ -19,7 +19,7 @@ from quintain_runner.spec.prompts import PromptMessage, PromptSpec
 Fields = dict[str, dict[str, Any]]
 
 #: Keys whose meaning has a page of its own.
-_ELSEWHERE = {"settings": "The meaning of each is in the [table of parameters](../gateway.md)."}
+_ELSEWHERE = {"settings": "The meaning of each is in the [table of parameters](../protocol/fields.md)."}
 
 
 def evaluation_page() -> str:

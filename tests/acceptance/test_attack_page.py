@@ -1,4 +1,4 @@
-"""The program of docs/attacks.md as printed, over a host started as the page says."""
+"""The program of docs/agents.md as printed, over a host started as the page says."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from support.command_line import command_line, run_python
 from support.pages import python_blocks, shell_blocks
 
 REPOSITORY = Path(__file__).parents[2]
-PAGE = REPOSITORY / "docs" / "attacks.md"
+PAGE = REPOSITORY / "docs" / "agents.md"
 
 
 def test_the_attack_of_the_page_wins_at_its_third_try_and_is_replayed(broker_url: str, tmp_path: Path) -> None:
     shutil.copy(REPOSITORY / "examples" / "targets" / "desk.py", tmp_path)
-    (program,) = python_blocks(PAGE)
+    *_, program = python_blocks(PAGE)
     assert len([line for line in program.splitlines() if line]) <= 30
     (tmp_path / "attack.py").write_text(program)
-    serve = next(block[1] for block in shell_blocks(PAGE) if "serve host" in block[-1])
+    serve = next(block[1] for block in shell_blocks(PAGE) if "serve host desk" in block[-1])
     with command_line(tmp_path, {"QUINTAIN_BROKER_URL": broker_url}) as shell:
         host = shell.start(*serve.split()[1:])
         host.wait_for(lambda one: "ready  host" in one.stderr)

@@ -1,6 +1,6 @@
 """The Python programs of README.md and the guides, run as printed before a gateway.
 
-The others of docs/targets.md need superred: tests/superred/test_superreds_suite.py. That of docs/protocol.md needs a
+The others of docs/agents.md need superred: tests/superred/test_superreds_suite.py. That of docs/protocol.md needs a
 broker: tests/integration/test_protocol_page.py. That of docs/tutorial.md is a part of it: test_tutorial.py.
 """
 
@@ -52,30 +52,30 @@ with quintain.sync.connect() as session:
 #: The program around each block of a page; ``block`` is the module with its text.
 PROGRAMS = {
     "README.md 1": "{text}",
-    "docs/clients.md 1": IN_A_LOOP,
-    "docs/clients.md 2": "import quintain\n{text}",
-    "docs/clients.md 3": "{text}",
-    "docs/gateway.md 1": (
+    "docs/gateway.md 1": IN_A_LOOP,
+    "docs/gateway.md 2": "import quintain\n{text}",
+    "docs/gateway.md 3": "{text}",
+    "docs/gateway.md 4": (
         "import anthropic, openai, os\n"
         "url, token = os.environ['QUINTAIN_GATEWAY_URL'], os.environ['QUINTAIN_SESSION_TOKEN']\n{text}\n"
         "print(type(client).__name__)\n"
     ),
     "docs/graders.md 1": GRADED.replace("{grader}", "polite"),
     "docs/graders.md 2": GRADED.replace("{grader}", "judged"),
-    "docs/targets.md 4": CONFIGURED,
+    "docs/agents.md 4": CONFIGURED,
 }
 PRINTED = {
     "README.md 1": "Paris 1 of 50",
-    "docs/clients.md 1": "Paris 2",
-    "docs/clients.md 2": "Paris",
-    "docs/clients.md 3": "1.0 ['Paris']",
-    "docs/gateway.md 1": "AsyncAnthropic",
+    "docs/gateway.md 1": "Paris 2",
+    "docs/gateway.md 2": "Paris",
+    "docs/gateway.md 3": "1.0 ['Paris']",
+    "docs/gateway.md 4": "AsyncAnthropic",
     "docs/graders.md 1": "1.0 1",
     "docs/graders.md 2": "1.0 2",
-    "docs/targets.md 4": "1",
+    "docs/agents.md 4": "1",
 }
-WITH_SUPERRED = {f"docs/targets.md {number}" for number in (1, 2, 3, 5)}
-WITH_BROKER = {"docs/attacks.md 1", "docs/protocol.md 1"}
+WITH_SUPERRED = {f"docs/agents.md {number}" for number in (1, 2, 3, 5)}
+WITH_BROKER = {"docs/agents.md 6", "docs/protocol.md 1"}
 
 CONFIG = "targets: {claude: {provider: mock, response: Paris}, helpful: {provider: mock, response: 'yes, please'}}\n"
 EVALUATION = "dataset: cases.jsonl\ntargets: [claude]\ngraders: [{name: same, builtin: exact}]\n"

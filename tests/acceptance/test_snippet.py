@@ -1,6 +1,6 @@
 """``quintain snippet``: what it prints is what the tool takes, and the token stands in variables alone.
 
-Inspect 0.3.285, promptfoo, lm-eval and DeepEval 4.3.1 were asked by these texts as they are (docs/clients.md); their
+Inspect 0.3.285, promptfoo, lm-eval and DeepEval 4.3.1 were asked by these texts as they are (docs/gateway.md); their
 installations are too heavy to be repeated here. OpenAI's and Anthropic's clients are: test_example_readmes.py.
 """
 

@@ -269,7 +269,7 @@ def test_our_own_suite_holds(superred_environment: SuperredEnvironment, broker_u
 
 # The programs of the page.
 
-PAGE, EXAMPLES = REPOSITORY / "docs" / "targets.md", REPOSITORY / "examples" / "targets"
+PAGE, EXAMPLES = REPOSITORY / "docs" / "agents.md", REPOSITORY / "examples" / "targets"
 
 #: The target of the page: the desk, of superred's types where superred is.
 DESK = (EXAMPLES / "desk.py").read_text().replace("class Desk(", "class SupportBot(")
@@ -311,7 +311,7 @@ def bots() -> str:
 
 def program_of_the_page() -> str:
     """The programs one after the other, each controller with the rest of its settings, and run."""
-    local, remote, without_package, _, child = python_blocks(PAGE)
+    local, remote, without_package, _, child, _ = python_blocks(PAGE)
     inside, after = "    # and the rest of its settings\n", ")  # and the rest of its settings\n"
     assert (local.count(inside), remote.count(inside), without_package.count(after)) == (1, 1, 1)
     local, remote = (block.replace(inside, "    **rest(),\n") for block in (local, remote))

@@ -25,11 +25,11 @@ def python_blocks(page: Path) -> list[str]:
     return _PYTHON_BLOCK.findall(page.read_text())
 
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "gateway.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "protocol" / "fields.md"
 
 
 def assert_documented(name: str, rows: Sequence[Sequence[str]]) -> None:
-    """Compare the table of this name in docs/gateway.md, or write it where recording was asked for.
+    """Compare the table of this name in docs/protocol/fields.md, or write it where recording was asked for.
 
     The first row has the heads.
     """

@@ -105,7 +105,7 @@ def test_every_key_has_a_meaning(pages: Path) -> None:
         rows = re.findall(
             r"^\| `([^`]+)` \| [^|]+ \| ([^|]*) \|", (pages / f"reference/{name}-file.md").read_text(), re.MULTILINE
         )
-        # The meanings of a call's settings are in the table of parameters of the gateway's page.
+        # The meanings of a call's settings are in the table of parameters of docs/protocol/fields.md.
         without = {key for key, meaning in rows if not meaning.strip()} - {"provider", "builtin"}
         assert without <= set(recorded("config_schema")["$defs"]["TargetSettings"]["properties"])
 

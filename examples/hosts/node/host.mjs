@@ -1,5 +1,5 @@
 // The core of a host in Node: `node host.mjs bot.mjs bot 2` serves, in two slots, the target that bot.mjs exports.
-// reconnecting.mjs is the same host with what docs/hosts.md says of reconnects. A target must not block Node's thread.
+// reconnecting.mjs is the same host with what docs/protocol/hosts.md says of reconnects. A target must not block Node's thread.
 import { randomBytes, randomUUID } from "node:crypto";
 import { hostname } from "node:os";
 import { setTimeout as sleep } from "node:timers/promises";

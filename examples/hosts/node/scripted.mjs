@@ -1,4 +1,4 @@
-// The target that the suite for hosts drives: in a run it does what its slot `script` says (docs/hosts.md).
+// The target that the suite for hosts drives: in a run it does what its slot `script` says (docs/protocol/hosts.md).
 import { appendFileSync } from "node:fs";
 
 const ROOT = ["root"], USER = ["user", "root"], TOOLS = ["tools", "root"];

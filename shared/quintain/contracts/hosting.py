@@ -1,4 +1,4 @@
-"""The messages of a lease, between the driver of a hosted target and its host (``docs/hosts.md``).
+"""The messages of a lease, between the driver of a hosted target and its host (``docs/protocol/hosts.md``).
 
 A lease is one conversation. Either side numbers its items from 1, and says in each message which item of the other side
 it has processed last. A message without items is a heartbeat.

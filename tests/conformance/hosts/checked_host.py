@@ -1,4 +1,4 @@
-"""The process of the host that the suite drives: `quintain serve host`, or any other one (docs/hosts.md).
+"""The process of the host that the suite drives: `quintain serve host`, or any other one (docs/protocol/hosts.md).
 
 It reaches its broker through a proxy, which cuts its connection in the tests of reconnects.
 """

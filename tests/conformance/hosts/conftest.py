@@ -1,4 +1,4 @@
-"""The host that the suite drives, and a driver of each kind (docs/hosts.md)."""
+"""The host that the suite drives, and a driver of each kind (docs/protocol/hosts.md)."""
 
 from __future__ import annotations
 

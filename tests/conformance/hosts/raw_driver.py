@@ -1,4 +1,4 @@
-"""A driver of somebody else's: plain pika, and nothing but what ``docs/hosts.md`` says. It imports no quintain."""
+"""A driver in plain pika that does nothing but what ``docs/protocol/hosts.md`` says. It imports no quintain."""
 
 from __future__ import annotations
 

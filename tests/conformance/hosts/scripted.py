@@ -1,4 +1,4 @@
-"""The target that the suite for hosts drives: in a run it does what its slot ``script`` says (docs/hosts.md)."""
+"""The target of the suite for hosts: in a run it does what its slot ``script`` says (docs/protocol/hosts.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The core of ``docs/hosts.md``, message by message."""
+"""The core of ``docs/protocol/hosts.md``, message by message."""
 
 from __future__ import annotations
 

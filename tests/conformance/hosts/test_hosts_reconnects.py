@@ -1,4 +1,4 @@
-"""What reconnects add in ``docs/hosts.md``: whatever is lost or repeated on the way, nothing is lost or done twice."""
+"""What reconnects add in ``docs/protocol/hosts.md``: whatever is lost or repeated on the way, nothing is done twice."""
 
 from __future__ import annotations
 

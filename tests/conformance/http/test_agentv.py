@@ -1,7 +1,7 @@
 """AgentV's proxy API over a real socket: equal to AgentV's own proxy but for listed differences.
 
 AgentV's answers are recorded; tests/clients/test_agentv_proxy.py holds them against the proxy that npm has. To write
-the table of ``docs/gateway.md`` again, run this file with ``QUINTAIN_RECORD_SNAPSHOTS=1``. Where
+the table of ``docs/protocol/fields.md`` again, run this file with ``QUINTAIN_RECORD_SNAPSHOTS=1``. Where
 ``docs/protocol/http.md`` differs from AgentV on purpose, it wins.
 """
 

@@ -1,6 +1,6 @@
 """The event channel, the scope filter and the trajectory beside superred's own, given the same words.
 
-Only the differences that docs/targets.md names are allowed. Runs in superred's environment.
+Only the differences that docs/agents.md names are allowed. Runs in superred's environment.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The messages that docs/hosts.md prints are messages of a lease."""
+"""The messages that docs/protocol/hosts.md prints are messages of a lease."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quintain.contracts.hosting import DriverMessage, HostMessage
 from quintain.contracts.message import Message
 from quintain.contracts.remote_target import TargetDescriptor, WireEvent, WireResponse
 
-PAGE = (Path(__file__).parents[3] / "docs" / "hosts.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "protocol" / "hosts.md").read_text()
 
 BLOCKS = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
 

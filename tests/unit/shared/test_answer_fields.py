@@ -1,6 +1,6 @@
 """Every field of the vendors' answers, from the types of their packages: translated to other APIs, or named.
 
-The table of ``docs/gateway.md`` is what this finds; to write it again after a change on purpose:
+The table of ``docs/protocol/fields.md`` is what this finds; to write it again after a change on purpose:
 ``QUINTAIN_RECORD_SNAPSHOTS=1 make test ARGS=tests/unit/shared/test_answer_fields.py``.
 """
 

@@ -1,7 +1,7 @@
 """Every field of the vendors' requests, from the type lists of their packages: carried, translated, or refused by name.
 
-The tables of ``docs/gateway.md`` are what a recorder at the provider received; a field that a new version of a package
-adds has no sample here, and fails the first test. To write the tables again after a change on purpose:
+The tables of ``docs/protocol/fields.md`` are what a recorder at the provider received; a field that a new version of a
+package adds has no sample here, and fails the first test. To write the tables again after a change on purpose:
 ``QUINTAIN_RECORD_SNAPSHOTS=1 make test ARGS=tests/unit/worker/test_api_fields.py``.
 """
 

@@ -1,7 +1,7 @@
 """Every setting at every provider, over the real wire: carried, translated or refused; and the table of it in the docs.
 
-The table of ``docs/gateway.md`` is what these providers were seen to receive. To write it again after a change on
-purpose: ``QUINTAIN_RECORD_SNAPSHOTS=1 make test ARGS=tests/unit/worker/test_parameters.py``.
+The table of ``docs/protocol/fields.md`` is what these providers were seen to receive. To write it again after a change
+on purpose: ``QUINTAIN_RECORD_SNAPSHOTS=1 make test ARGS=tests/unit/worker/test_parameters.py``.
 """
 
 from __future__ import annotations
