@@ -16,6 +16,7 @@ import asyncio
 import dataclasses
 import itertools
 import logging
+import math
 import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
@@ -206,7 +207,11 @@ class AdmissionQueue:
         return is_any_removed or (bool(decisions) and (capacity is None or granted < capacity))
 
     async def grant_quotas(self) -> bool:
-        """Decide the admits that their quotas have a place for now; returns whether the ledger could be asked."""
+        """Decide the admits whose next try may begin, and those that their quotas have a place for now.
+
+        Returns whether the ledger could be asked.
+        """
+        await self._retry(self._waiting.take_tries(self._clock.now_ms()))
         capacities = dict[str, int]()
         if self.quotas.blocked:
             found = await self._read(partial(read_capacities, names=list(self.quotas.blocked)))
@@ -234,7 +239,7 @@ class AdmissionQueue:
         """Grant what may start whenever something changed, or by the time that passed."""
         while True:
             try:
-                async with asyncio.timeout(self.quotas.seconds_until_due()):
+                async with asyncio.timeout(self._seconds_until_due()):
                     await self.quotas.changed.wait()
             except TimeoutError:
                 await asyncio.sleep(MIN_GRANT_SECONDS)
@@ -247,6 +252,14 @@ class AdmissionQueue:
                 is_available = False
             if not is_available:
                 await asyncio.sleep(self._timings.sweep_seconds)
+
+    def _seconds_until_due(self) -> float | None:
+        """Return in how many seconds a waiting call may start by time alone; None where by none."""
+        by_quota, next_try_at = self.quotas.seconds_until_due(), self._waiting.next_try_at()
+        if next_try_at == math.inf:
+            return by_quota
+        seconds = max(0.0, next_try_at - self._clock.now_ms()) / 1000
+        return seconds if by_quota is None else min(seconds, by_quota)
 
     async def _read(self, operation: Operation[Returned]) -> Returned | None:
         """Run an operation; None while the ledger is out of reach: the next sweep tries again."""
@@ -300,6 +313,8 @@ class AdmissionQueue:
                 )
                 return [refusal_of(waiting.admit, refusal)]
         self._waiting.put(waiting)
+        if waiting.deferred.reason is DeferReason.RETRY:
+            self.quotas.changed.set()
         return []
 
     async def _decide(

@@ -222,7 +222,7 @@ class SettleConsumer:
 _DEFAULT_REPORTS = {
     AttemptOutcome.RESULT: TryReport(outcome=TryOutcome.ANSWERED),
     AttemptOutcome.CHARGED: TryReport(outcome=TryOutcome.ANSWERED),
-    AttemptOutcome.THROTTLED: TryReport(outcome=TryOutcome.THROTTLED),
+    AttemptOutcome.RETRY: TryReport(outcome=TryOutcome.UNKNOWN),
     AttemptOutcome.NEVER_SENT: TryReport(outcome=TryOutcome.NOT_SENT),
     AttemptOutcome.REFUND: TryReport(outcome=TryOutcome.UNKNOWN),
     AttemptOutcome.IN_DOUBT: TryReport(outcome=TryOutcome.UNKNOWN),

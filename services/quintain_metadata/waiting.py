@@ -5,7 +5,9 @@ An admit that is not found to be ready would be decided in the same way, so that
 
 from __future__ import annotations
 
+import heapq
 import itertools
+import math
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -170,6 +172,8 @@ class WaitingAdmit:
             deferred.session_id in ready.paused_sessions and not deferred.is_takeover
         ):
             return True
+        if deferred.reason is DeferReason.RETRY:
+            return deferred.not_before <= ready.now
         return deferred.reason is DeferReason.LEASE and self.incarnation in ready.incarnations
 
 
@@ -184,6 +188,8 @@ class WaitingAdmits:
         self.admits: dict[str, WaitingAdmit] = {}
         self._by_call: dict[CallKey, dict[str, None]] = {}
         self._lines: dict[tuple[str, bool], dict[str, None]] = {}
+        #: When those between two tries may begin the next one, in milliseconds since the epoch; a heap.
+        self._tries: list[tuple[int, str]] = []
 
     def get(self, attempt_id: str) -> WaitingAdmit | None:
         """Return the waiting admit of this attempt, or None."""
@@ -199,6 +205,8 @@ class WaitingAdmits:
         self._by_call.setdefault(waiting.call_key, {})[attempt_id] = None
         if waiting.line is not None:
             self._lines.setdefault(waiting.line, {})[attempt_id] = None
+        if waiting.deferred.reason is DeferReason.RETRY:
+            heapq.heappush(self._tries, (waiting.deferred.not_before, attempt_id))
 
     def remove(self, attempt_id: str) -> WaitingAdmit | None:
         """Remove the admit of this attempt and return it; None where none waits."""
@@ -208,6 +216,19 @@ class WaitingAdmits:
         self._leave_line(waiting)
         _discard(self._by_call, waiting.call_key, attempt_id)
         return waiting
+
+    def next_try_at(self) -> float:
+        """Return when the first of those between two tries may begin, in milliseconds since the epoch."""
+        return self._tries[0][0] if self._tries else math.inf
+
+    def take_tries(self, now: int) -> list[WaitingAdmit]:
+        """Return those whose next try may begin by now."""
+        found = list[WaitingAdmit]()
+        while self._tries and self._tries[0][0] <= now:
+            waiting = self.admits.get(heapq.heappop(self._tries)[1])
+            if waiting is not None and waiting.deferred.reason is DeferReason.RETRY:
+                found.append(waiting)
+        return found
 
     def of_calls(self, keys: Iterable[CallKey]) -> list[WaitingAdmit]:
         """Return the admits of these calls."""

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from quintain.contracts.api_request import ApiRequest
-from quintain.contracts.invoke import FaultReply, InvokeRequest
+from quintain.contracts.invoke import FaultReply, InvokeRequest, TokenUsage
 from quintain.contracts.ledger import Admission, AttemptOutcome
 from quintain.contracts.quota import TryFailure, TryOutcome, TryReport
 from quintain.errors import (
@@ -55,7 +55,7 @@ class AttemptResult(NamedTuple):
 
     With neither, the call returns to its queue for a later attempt, uncharged and without a reply. ``tries`` is how
     often the provider was called, and ``unproven`` how many of the tries failed and may have been billed.
-    `AttemptOutcome.THROTTLED` has the fault of the try, and the call waits for another attempt. ``report`` is how the
+    `AttemptOutcome.RETRY` has the fault of the try, and the call waits for another attempt. ``report`` is how the
     provider took the try, for its quota. ``failed_usd``: the bill of a fault's tries. ``models``: `ProviderAnswer`.
     """
 
@@ -140,7 +140,7 @@ class Attempt:
             return self._result(outcome=AttemptOutcome.REFUND, taken=TryOutcome.NOT_SENT)
         except ProviderFailure as failure:
             if self._may_ask_again(failure):
-                return self._result(fault=failure.fault, outcome=AttemptOutcome.THROTTLED, taken=failure.outcome)
+                return self._result(fault=failure.fault, outcome=AttemptOutcome.RETRY, taken=failure.outcome)
             return self._failed_result(failure.fault, failure.outcome)
         except Exception:
             # A defect in a provider: it is unknown what was sent before, so the call is charged and in doubt.
@@ -205,17 +205,16 @@ class Attempt:
         fault: Fault | None = None,
         outcome: AttemptOutcome = AttemptOutcome.RESULT,
     ) -> AttemptResult:
-        """Return the result, and with a quota how the provider took the last try."""
-        report = None
-        if self.policy.is_one_try:
-            usage = None if answer is None else answer.token_usage
-            ended = self._failure if answer is None else answer
-            report = TryReport(
-                outcome=taken,
-                tokens=None if usage is None else float(usage.input + usage.output),
-                rates=None if ended is None else ended.rates,
-                failure=_reported_failure(ended) if isinstance(ended, ProviderFailure) else None,
-            )
+        """Return the result, and how the provider took the last try."""
+        usage = None if answer is None else answer.token_usage
+        ended = self._failure if answer is None else answer
+        report = TryReport(
+            outcome=taken,
+            # What a provider says may be anything.
+            tokens=float(usage.input + usage.output) if isinstance(usage, TokenUsage) else None,
+            rates=None if ended is None else ended.rates,
+            failure=_reported_failure(ended) if isinstance(ended, ProviderFailure) else None,
+        )
         failed_usd = sum(self._told) if answer is None and 0 < self._unproven == len(self._told) else None
         unproven = self._unproven - (0 if answer is None else self._told.count(0.0))
         models = None if answer is None else answer.models
@@ -338,7 +337,6 @@ class CallTries:
     count: int = 0
     #: How long all of them took, in milliseconds.
     took_ms: float = 0.0
-    _counted: int = 0
     _seconds: float = 0.0
     #: The fault of the last try, after which the call asked for another one.
     _last: Fault | None = None
@@ -350,7 +348,7 @@ class CallTries:
         """Return what is left for an attempt."""
         self._has_quota = target.has_quota
         return RetryPolicy(
-            max_tries=target.max_tries - self._counted,
+            max_tries=target.max_tries - grant.tries,
             ends_at=ends_at,
             timeout_seconds=(target.timeout_seconds or math.inf) - self._seconds,
             unproven=grant.unproven,
@@ -363,25 +361,22 @@ class CallTries:
             failures_are_free=target.price is not None and target.price.failed_tries == "free",
         )
 
-    def add(self, result: AttemptResult, seconds: float, *, is_probe: bool) -> float:
-        """Add one that was throttled, and took so many seconds; returns how long the call waits before it asks again.
-
-        What its provider refused for its limits asks at once where a quota orders its tries.
+    def add(self, result: AttemptResult, seconds: float, grant: Admission) -> float | None:
+        """Add one that failed, and took so many seconds; returns how long the next one waits, None where the try does
+        not count.
         """
         self.count += result.tries
         self.took_ms += seconds * 1000
-        if result.report is None:
-            return 0.0
+        assert result.report is not None, "a try was sent"
         self._last = result.fault
         if result.report.outcome is TryOutcome.THROTTLED and self._has_quota:
-            return 0.0
+            return None
         self._seconds += seconds
-        if is_probe:
-            return 0.0
-        self._counted += 1
+        if grant.is_probe:
+            return None
         rates = result.report.rates
         asked = None if rates is None else rates.retry_after_seconds
-        return min(MAX_BACKOFF_SECONDS, seconds_before_retry(asked, self._counted))
+        return min(MAX_BACKOFF_SECONDS, seconds_before_retry(asked, grant.tries + 1))
 
     def fault_of(self, refusal: FaultReply) -> Fault:
         """Return the fault of a call that was refused: one that waited until its deadline is told why it waited.

@@ -71,8 +71,6 @@ class DeliveryHandler:
         self._tries = CallTries()
         #: The request's deadline in the loop's seconds, if it names one, and until when its call may wait.
         self._ends_at, self._waits_until = 0.0, 0.0
-        #: Before this time of the loop no admission is asked for.
-        self._ask_at = 0.0
         self._is_traced = False
 
     async def run(self) -> None:
@@ -124,10 +122,9 @@ class DeliveryHandler:
             return
         call = context.inflight.add(identity, self._delivery)
         try:
-            while (wait_seconds := await self._admit_and_run(call)) is not None:
+            while await self._admit_and_run(call):
                 # The same call and message, with another attempt.
                 self._attempt_id, call.granted_at = context.attempt_ids.next(), 0.0
-                self._ask_at = asyncio.get_running_loop().time() + wait_seconds
         except Exception:
             if call.held is self._delivery:
                 raise
@@ -165,8 +162,8 @@ class DeliveryHandler:
             async with self._context.large_replies.hold(len(admission.replay.to_wire())):
                 await self._finish(admission.replay, call=call)
 
-    async def _admit_and_run(self, call: InflightCall) -> float | None:
-        """Ask for admission and run one attempt; returns after how many seconds another one asks, if one does."""
+    async def _admit_and_run(self, call: InflightCall) -> bool:
+        """Ask for admission and run one attempt; returns whether another one follows."""
         # Where another worker may run the call, the ledger's answer says what a cancellation leaves of it.
         call.task = None if self._request.is_redelivered else asyncio.current_task()
         try:
@@ -176,12 +173,12 @@ class DeliveryHandler:
                 raise
             # Another worker may run the same call too: what is charged is decided elsewhere.
             await self._finish(Cancelled(charge_unknown=True), AttemptOutcome.NEVER_SENT, call)
-            return None
+            return False
         except (Expired, BudgetUnavailable) as fault:
             call.task = None
             # A grant may still be on its way: this settle makes it void.
             await self._finish(fault, AttemptOutcome.NEVER_SENT, call)
-            return None
+            return False
         call.task = None
         if admission is None:
             await self._return_to_queue(call, AttemptResult(tries=0, outcome=AttemptOutcome.NEVER_SENT))
@@ -190,11 +187,9 @@ class DeliveryHandler:
         else:
             call.granted_at = asyncio.get_running_loop().time()
             return await self._run_attempt(call, admission)
-        return None
+        return False
 
     async def _admit(self, admit_span: Span | None) -> Admission | None:
-        if self._ask_at:  # after a failure, at most until the deadline
-            await self._pause.wait_until(min(self._ask_at, self._waits_until))
         admission = await self._request_admission()
         if self._hold is not None:
             self._hold.end_waiting()
@@ -216,20 +211,20 @@ class DeliveryHandler:
             admit, ends_at=self._ends_at, waits_until=self._waits_until, on_held=self._on_held
         )
 
-    async def _run_attempt(self, call: InflightCall, grant: Admission) -> float | None:
-        """Run an attempt, and end its call unless that asks for another one, after so many seconds."""
+    async def _run_attempt(self, call: InflightCall, grant: Admission) -> bool:
+        """Run an attempt, and end its call unless another one follows, which it returns."""
         target = self._target
         queued_ms, started_at = self._request.age_ms(self._context.clock.now_ms()), time.perf_counter()
         configured = target.fingerprint if target.read_fingerprint is None else target.read_fingerprint()
         attempt_result = await self._ask_provider(call, grant)
         duration_ms = (time.perf_counter() - started_at) * 1000
-        if attempt_result.outcome is AttemptOutcome.THROTTLED:
-            wait_seconds = self._tries.add(attempt_result, duration_ms / 1000, is_probe=bool(grant.is_probe))
-            await self._settle(attempt_result)
-            return wait_seconds
+        if attempt_result.outcome is AttemptOutcome.RETRY:
+            wait_seconds = self._tries.add(attempt_result, duration_ms / 1000, grant)
+            await self._settle(attempt_result, retry_seconds=wait_seconds)
+            return True
         if attempt_result.answer is None and attempt_result.fault is None:
             await self._return_to_queue(call, attempt_result)
-            return None
+            return False
         if self._request.published_at is not None:
             self._context.metrics.queue_seconds(target.name).observe(queued_ms / 1000)
         if target.read_fingerprint is not None or target.hosts is not None:
@@ -242,13 +237,13 @@ class DeliveryHandler:
             answer.duration_ms = round(self._tries.took_ms + duration_ms, 3)
         if len(wire) <= LARGE_REPLY_BYTES:
             await self._finish(answer, outcome, call, wire, wire if grant.store_replies else b"", ended)
-            return None
+            return False
         # Its bytes wait until there is room: as text each character takes four of them if one of all needs four.
         del attempt_result, answer
         async with self._context.large_replies.hold(len(wire)):
             stored = await asyncio.to_thread(compress_reply, wire) if grant.store_replies else b""
             await self._finish(Result.from_wire(wire), outcome, call, wire, stored, ended)
-        return None
+        return False
 
     async def _ask_provider(self, call: InflightCall, grant: Admission) -> AttemptResult:
         """Ask the provider, and meanwhile send the caller the chunks and progress messages that it asked for."""
@@ -297,13 +292,15 @@ class DeliveryHandler:
         if call.held is not None:
             await self._requeue(call)
 
-    async def _settle(self, result: AttemptResult) -> None:
-        """Settle an attempt whose call goes on."""
+    async def _settle(self, result: AttemptResult, *, retry_seconds: float | None = None) -> None:
+        """Settle an attempt whose call goes on; after a try that counts, its next one waits for so many seconds."""
         running = start_span(settle_span(result.outcome.value)) if self._is_traced else None
         self._context.metrics.attempts(self._target.name, result.outcome.value).inc()
         traceparent = current_traceparent() if running is None else running.traceparent
         told = (self._attempt_id, result.outcome, traceparent, result.fault)
         settle = self._request.settle(*told, **result.settle_fields())
+        if retry_seconds is not None:
+            settle = settle.with_fields(retry_after_ms=round(retry_seconds * 1000), is_counted=True)
         await self._context.completion.settle(settle)
         if running is not None:
             running.end()

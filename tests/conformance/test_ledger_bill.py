@@ -24,8 +24,8 @@ ENDS = [
     (AttemptOutcome.IN_DOUBT, False, True),
     (AttemptOutcome.REFUND, False, False),
     (AttemptOutcome.NEVER_SENT, False, False),
-    (AttemptOutcome.THROTTLED, False, False),
-    (AttemptOutcome.THROTTLED, False, True),
+    (AttemptOutcome.RETRY, False, False),
+    (AttemptOutcome.RETRY, False, True),
 ]
 
 
@@ -100,7 +100,7 @@ class Rounds:
         if sent:
             attempt = self.rng.choice(sent)
             one, (outcome, is_known, is_billed) = self.tries[attempt], self.rng.choice(ENDS)
-            one.report = (outcome, one.cost if is_known else None, outcome is AttemptOutcome.THROTTLED and is_billed)
+            one.report = (outcome, one.cost if is_known else None, outcome is AttemptOutcome.RETRY and is_billed)
             if not is_billed:
                 one.level.bill(-one.cost)
             await self.report(attempt)

@@ -137,7 +137,7 @@ async def test_nobody_pauses_a_target_for_longer_than_a_day(driver: Driver) -> N
 async def throttle(driver: Driver, session: SessionOpened, request_id: str, *, unproven: bool) -> None:
     granted = await driver.admit_granted(session, request_id)
     tries = {"tries": 1, "unproven": int(unproven) or None}
-    await driver.settle(session, request_id, granted.attempt_id, AttemptOutcome.THROTTLED, **tries)
+    await driver.settle(session, request_id, granted.attempt_id, AttemptOutcome.RETRY, **tries)
 
 
 @pytest.mark.parametrize("unproven", [True, False])

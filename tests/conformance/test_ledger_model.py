@@ -64,7 +64,7 @@ DEADLINE_MS = 60_000
 
 @dataclass
 class Attempt:
-    """One attempt: ``state`` is running, proven, unproven, throttled or void. It ends once, and may tell so twice."""
+    """One attempt: ``state`` is running, proven, unproven, retried or void. It ends once, and may tell so twice."""
 
     name: str
     session: str
@@ -213,15 +213,15 @@ class Model:
     def settle(self, attempt: Attempt, outcome: AttemptOutcome, *, redelivered: bool) -> None:
         call = self.calls.get((attempt.session, attempt.request))
         known = self.attempts.get(attempt.name)
-        if call is None or known is None or known.state in {"void", "throttled"}:
+        if call is None or known is None or known.state in {"void", "retried"}:
             if outcome is AttemptOutcome.NEVER_SENT:
                 attempt.state = "void"
                 self.attempts.setdefault(attempt.name, attempt)
                 if redelivered and call is not None and call.state is CallState.RESERVED:
                     self.end_reservation((attempt.session, attempt.request))
             return
-        if outcome is AttemptOutcome.THROTTLED:
-            self._throttle(call, attempt)
+        if outcome is AttemptOutcome.RETRY:
+            self._retry(call, attempt)
             return
         unbilled = outcome in {AttemptOutcome.REFUND, AttemptOutcome.NEVER_SENT}
         attempt.state = "proven" if unbilled else "unproven"
@@ -236,8 +236,8 @@ class Model:
             else:
                 call.state = CallState.COMMITTED if outcome is AttemptOutcome.CHARGED else CallState.IN_DOUBT
 
-    def _throttle(self, call: Call, attempt: Attempt) -> None:
-        attempt.state = "throttled" if attempt.unproven else "void"
+    def _retry(self, call: Call, attempt: Attempt) -> None:
+        attempt.state = "retried" if attempt.unproven else "void"
         call.attempts -= 1
         if call.state is CallState.RUNNING and call.holder is attempt:
             call.state = CallState.RESERVED
@@ -571,8 +571,8 @@ class LedgerScenario:
             "refund": (AttemptOutcome.REFUND, {"redelivered": True}),
             "give_back": (AttemptOutcome.NEVER_SENT, {}),
             "refuse": (AttemptOutcome.NEVER_SENT, {"redelivered": True}),
-            "throttle": (AttemptOutcome.THROTTLED, {}),
-            "throttle_billed": (AttemptOutcome.THROTTLED, {"unproven": True}),
+            "retry": (AttemptOutcome.RETRY, {}),
+            "retry_billed": (AttemptOutcome.RETRY, {"unproven": True}),
         }
     )
 
@@ -656,7 +656,7 @@ def scenario(store: Store) -> Iterator[LedgerScenario]:
 
 
 LATE, LOST = f"wait {DEADLINE_MS}", f"wait {DEADLINE_MS + LOST_SETTLE_MS}"
-JOINED, THROTTLED = f"wait {DUPLICATE_WAIT_MS}", "admit w1 -> granted, throttle last, "
+JOINED, RETRIED = f"wait {DUPLICATE_WAIT_MS}", "admit w1 -> granted, retry last, "
 
 #: What happens to a call, and what becomes of it.
 SCENARIOS = {
@@ -758,17 +758,17 @@ SCENARIOS = {
     "no lost call is taken over": ("admit w1, pause_target 90000, lapse, admit w2 -> held", "r1 running 1"),
     "it ends with its deadline": (f"admit w1, pause_target 90000, {LATE}, admit w2 -> told", "r1 inDoubt 1"),
     # Throttled calls.
-    "a throttled call stays counted and its attempts are not": (
-        f"limit 1, {THROTTLED * (MAX_ATTEMPTS + 1)}admit w1 r2 -> budget_exhausted, admit w2 -> granted",
+    "a retried call stays counted and its attempts are not": (
+        f"limit 1, {RETRIED * (MAX_ATTEMPTS + 1)}admit w1 r2 -> budget_exhausted, admit w2 -> granted",
         "r1 running 1",
     ),
-    "it is admitted as one that never ran": ("admit w1, throttle 1, lapse, admit w2, refund 2", "r1 refunded 1"),
+    "it is admitted as one that never ran": ("admit w1, retry 1, lapse, admit w2, refund 2", "r1 refunded 1"),
     "its attempts were not lost": (
-        f"{'admit w1, throttle_billed last, ' * MAX_ATTEMPTS}admit w1, lapse, admit w2 -> granted",
+        f"{'admit w1, retry_billed last, ' * MAX_ATTEMPTS}admit w1, lapse, admit w2 -> granted",
         "r1 running 2",
     ),
-    "cancelled before, it waits no more": ("admit w1, cancel r1, throttle 1", "r1 refunded 0 cancelled"),
-    "nor where it may be billed": ("admit w1, cancel r1, throttle_billed 1", "r1 inDoubt 0 cancelled"),
+    "cancelled before, it waits no more": ("admit w1, cancel r1, retry 1", "r1 refunded 0 cancelled"),
+    "nor where it may be billed": ("admit w1, cancel r1, retry_billed 1", "r1 inDoubt 0 cancelled"),
 }
 
 
@@ -781,10 +781,10 @@ def test_what_becomes_of_a_call(scenario: LedgerScenario, steps: str, calls: str
 @pytest.mark.parametrize(
     "end", ["release r1", "cancel r1", f"{LATE}, sweep", "pause, admit w1", "new w1, refuse last"], ids=str
 )
-@pytest.mark.parametrize(("first", "state"), [("throttle", "released"), ("throttle_billed", "inDoubt")])
-def test_a_throttled_call_ends_uncharged_unless_an_attempt_may_have_been_billed(
+@pytest.mark.parametrize(("first", "state"), [("retry", "released"), ("retry_billed", "inDoubt")])
+def test_a_retried_call_ends_uncharged_unless_an_attempt_may_have_been_billed(
     scenario: LedgerScenario, end: str, first: str, state: str
 ) -> None:
-    scenario.run(f"admit w1, {first} 1, admit w1, throttle 2, {end}")
+    scenario.run(f"admit w1, {first} 1, admit w1, retry 2, {end}")
     assert scenario.calls().split()[1] == state
     scenario.run("admit w1")

@@ -250,7 +250,7 @@ def test_amounts_are_written_as_people_read_them(amount: int, text: str) -> None
 
 
 @pytest.mark.parametrize("bill", [0, CENT // 3])
-@pytest.mark.parametrize("outcome", [AttemptOutcome.CHARGED, AttemptOutcome.IN_DOUBT, AttemptOutcome.THROTTLED])
+@pytest.mark.parametrize("outcome", [AttemptOutcome.CHARGED, AttemptOutcome.IN_DOUBT, AttemptOutcome.RETRY])
 async def test_a_failure_of_known_bill_frees_what_it_reserved_beyond_it(
     driver: Driver, outcome: AttemptOutcome, bill: int
 ) -> None:

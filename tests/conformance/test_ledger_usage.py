@@ -108,7 +108,7 @@ async def test_what_was_given_back_was_not_spent(driver: Driver) -> None:
         (AttemptOutcome.REFUND, 3, 0, None, Usage(tries=3)),
         (AttemptOutcome.CHARGED, 2, 1, None, Usage(calls=1, tries=2, unproven_tries=1, cost=CostUsage(unknown=1))),
         (AttemptOutcome.IN_DOUBT, 3, 3, None, Usage(calls=1, tries=3, unproven_tries=3, cost=CostUsage(unknown=3))),
-        (AttemptOutcome.THROTTLED, 1, 1, None, Usage(tries=1, unproven_tries=1, cost=CostUsage(unknown=1))),
+        (AttemptOutcome.RETRY, 1, 1, None, Usage(tries=1, unproven_tries=1, cost=CostUsage(unknown=1))),
         (AttemptOutcome.NEVER_SENT, 0, 0, None, Usage()),
     ],
 )

@@ -118,7 +118,7 @@ async def test_the_next_service_goes_on_with_what_was_learned(succession: Succes
     await succession.admit(8)
     assert len(succession.running) == 8
     slow_down = TryReport(outcome=TryOutcome.THROTTLED, rates=RateReport(retry_after_seconds=3600))
-    await succession.settle("attempt-0", AttemptOutcome.THROTTLED, slow_down)
+    await succession.settle("attempt-0", AttemptOutcome.RETRY, slow_down)
     (before,) = succession.queue.quotas.states()
     assert (before.limit, before.in_flight, before.throttled) == (5, 7, 1)
     await succession.queue.retry_waiting()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -83,6 +83,8 @@ class FakeLedgerService:
     cancelled: list[CallKey] = field(default_factory=list)
     other_slots: dict[str, int] = field(default_factory=dict)
     unanswered: set[str] = field(default_factory=set)
+    #: How many tries of each call count.
+    tries: Counter[str] = field(default_factory=Counter)
     _last_admit: Delivery | None = None
     _reply_keys: list[str] = field(default_factory=list)
 
@@ -152,7 +154,7 @@ class FakeLedgerService:
         for request in AdmitBatch.from_wire(delivery.body).items:
             decision = self.admit_policy(request)
             if isinstance(decision, Admission):
-                items.append(decision)
+                items.append(decision.with_fields(tries=self.tries[request.request_id]))
             elif decision == "held":
                 deferred_ids.append(request.attempt_id)
             self.admits.put_nowait(request)
@@ -165,6 +167,7 @@ class FakeLedgerService:
         batch = SettleBatch.from_wire(delivery.body)
         self.settle_batches.append(len(batch.items))
         for item in batch.items:
+            self.tries[item.request_id] += bool(item.is_counted)
             self.settles.put_nowait(item)
 
     async def unbind_settle_queue(self) -> None:

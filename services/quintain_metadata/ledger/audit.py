@@ -100,7 +100,7 @@ AUDIT_RULES = (
         " AS holders FROM call)"
         " SELECT held.session_id, held.request_id, held.attempts, held.holders + count(attempt.id)"
         " FROM held LEFT JOIN attempt ON attempt.session_id = held.session_id AND attempt.request_id = held.request_id"
-        " AND attempt.state NOT IN ('void', 'throttled')"
+        " AND attempt.state NOT IN ('void', 'retried')"
         " GROUP BY held.session_id, held.request_id, held.attempts, held.holders"
         " HAVING held.attempts <> held.holders + count(attempt.id)",
     ),

@@ -26,6 +26,7 @@ class CallRow(NamedTuple):
     ``cancelled_at`` is when its caller cancelled it; ``joined_until`` is until when another delivery is known to wait
     for its answer. ``uncounted_attempts`` were lost with a worker that ran other calls too. ``cost`` is what is
     reserved for the attempt that holds it, or held it last, in picodollars; ``lost``: that one was never reported.
+    ``counted_tries`` of its tries failed and count; the next one begins at ``not_before`` at the earliest.
     ``grader`` is whose call it is, if it is a grader's.
     """
 
@@ -45,6 +46,8 @@ class CallRow(NamedTuple):
     uncounted_attempts: int = 0
     cost: int = 0
     lost: int = 0
+    counted_tries: int = 0
+    not_before: int = 0
     grader: str | None = None
 
     @property
@@ -89,7 +92,7 @@ _GONE = WorkerRow(is_alive=False, lost_calls=0)
 class Rows:
     """What operations are decided by.
 
-    ``attempts`` are, by call, the states of those with a row: running (and lost), unproven, throttled (and unproven),
+    ``attempts`` are, by call, the states of those with a row: running (and lost), unproven, retried (and unproven),
     proven (unbilled) or void (never to run, or to run again). ``attempt_costs`` are what is held for those of unknown
     cost, in picodollars. ``capacities`` are how many more calls may run, of targets with a limit. ``lost_costs`` are
     what sessions with a limit in money reserve for lost attempts, where there are take-overs. ``wrong_bounds``
@@ -133,13 +136,14 @@ _WORKERS_SQL = (
 #: Makes a call running that is new, or that no attempt holds.
 START_CALL_SQL = (
     "INSERT INTO call (session_id, request_id, body_sha256, target, state, attempts, attempt_id, incarnation,"
-    " deadline, call_count, uncounted_attempts, cost, grader, created_at, updated_at)"
-    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+    " deadline, call_count, uncounted_attempts, cost, counted_tries, grader, created_at, updated_at)"
+    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
     " ON CONFLICT (session_id, request_id) DO UPDATE SET body_sha256 = excluded.body_sha256,"
     " target = excluded.target, state = excluded.state, attempts = excluded.attempts,"
     " attempt_id = excluded.attempt_id, incarnation = excluded.incarnation, deadline = excluded.deadline,"
     " call_count = excluded.call_count, uncounted_attempts = excluded.uncounted_attempts, cost = excluded.cost,"
-    " lost = 0, grader = excluded.grader, fault = NULL, updated_at = excluded.updated_at"
+    " lost = 0, counted_tries = excluded.counted_tries, not_before = 0, grader = excluded.grader, fault = NULL,"
+    " updated_at = excluded.updated_at"
 )
 
 _ADDED_COUNTS = (
@@ -164,6 +168,7 @@ TRANSITION_SQL = (
 RESERVE_SQL = (
     "INSERT INTO call (session_id, request_id, body_sha256, target, state, attempts, deadline, call_count, created_at,"
     " updated_at) VALUES (?, ?, '', '', ?, 0, ?, 0, ?, ?) ON CONFLICT (session_id, request_id) DO UPDATE SET"
+    " counted_tries = CASE call.state WHEN 'released' THEN 0 ELSE call.counted_tries END,"
     " state = excluded.state, deadline = excluded.deadline, updated_at = excluded.updated_at"
 )
 
@@ -181,7 +186,12 @@ STORE_FAULT_SQL = "UPDATE call SET fault = ? WHERE session_id = ? AND request_id
 #: Records until when another delivery is known to wait for a call's answer, unless the call is cancelled.
 JOIN_SQL = "UPDATE call SET joined_until = ? WHERE session_id = ? AND request_id = ? AND cancelled_at IS NULL"
 
-#: Takes back the number of an attempt that was never sent, or throttled.
+#: Records how many tries of a call count, and when its next one begins at the earliest.
+RETRY_SQL = (
+    "UPDATE call SET counted_tries = ?, not_before = ?, joined_until = 0 WHERE session_id = ? AND request_id = ?"
+)
+
+#: Takes back the number of an attempt that was never sent, or is tried again.
 UNCOUNT_ATTEMPT_SQL = "UPDATE call SET attempts = attempts - 1 WHERE session_id = ? AND request_id = ?"
 
 #: Records that a try of a target cost more than its bound: by how much, the target, and by how much.
@@ -230,15 +240,15 @@ def load_calls(keys: Collection[CallKey], *, sessions: Iterable[str] = ()) -> Sq
 
 
 def read_calls(rows: Rows, keys: Sequence[CallKey]) -> SqlProgram[dict[CallKey, CallRow]]:
-    """Return those of these calls that the ledger has, and read the attempts at those that were throttled."""
-    calls, throttled = dict[CallKey, CallRow](), list[CallKey]()
+    """Return those of these calls that the ledger has, and read the attempts at those that wait for a next try."""
+    calls, tried = dict[CallKey, CallRow](), list[CallKey]()
     for row in (yield Lookup(_CALLS_SQL, keys)):
         call, key = call_from_row(row), (row[0], row[1])
         calls[key] = call
         if call.state is CallState.RESERVED and call.attempt_id is not None:
-            throttled.append(key)
-    if throttled:
-        yield from read_attempts(rows, throttled)
+            tried.append(key)
+    if tried:
+        yield from read_attempts(rows, tried)
     return calls
 
 

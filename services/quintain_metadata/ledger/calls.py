@@ -229,8 +229,8 @@ LOST_SETTLE_MS = 60_000
 def sweep(moment: Moment) -> SqlProgram[int]:
     """End the overdue calls, and delete expired replies and forgotten workers; returns how many calls were found.
 
-    A reservation past its deadline is released: it provably reached no provider. One that was throttled, and may have,
-    is in doubt. A running call past its deadline becomes in doubt once its holder's lease has lapsed, or after
+    A reservation past its deadline is released: it provably reached no provider. One with a try that may
+    have is in doubt. A running call past its deadline becomes in doubt once its holder's lease has lapsed, or after
     `LOST_SETTLE_MS`: a call that may have reached a provider is never refunded by a timeout. So does one whose holder's
     lease lapsed after its session was closed or had expired, or leaves no money for it: nobody may take it over. What
     an expired child session reserved is given back to its parent.

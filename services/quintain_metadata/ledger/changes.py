@@ -25,6 +25,7 @@ from quintain_metadata.ledger.lifecycle import (
     release_event,
 )
 from quintain_metadata.ledger.session_rows import TOKEN_KINDS, CostChange, Counters, clamp_token_counts
+from quintain_metadata.ledger.targets import MAX_PAUSE_MS, MIN_PAUSE_MS, PAUSE_TARGET_SQL
 from quintain_metadata.store.base import ForEach, Moment, SqlProgram, SqlValue
 
 _NO_TOKENS = (None,) * len(TOKEN_KINDS)
@@ -56,7 +57,8 @@ class Changes:
         if before is not None:
             self._replace_attempt(before)
         now = self.moment.now
-        self.add(call_rows.START_CALL_SQL, *call[:10], call.uncounted_attempts, call.cost, call.grader, now, now)
+        told = (*call[:10], call.uncounted_attempts, call.cost, call.counted_tries, call.grader, now, now)
+        self.add(call_rows.START_CALL_SQL, *told)
         self._running[call.target, call.incarnation or ""] += 1
         if call.target in self.rows.capacities:
             self.rows.capacities[call.target] -= 1
@@ -77,7 +79,8 @@ class Changes:
     def release(self, call: CallRow) -> Transition:
         """End a call's reservation, if it is still only reserved; returns the transition.
 
-        It is in doubt, with the fault `TimedOut`, where it was throttled and an attempt may have been billed.
+        It is in doubt, with the fault `TimedOut`, where it waits for its next try and an earlier one may have been
+        billed.
         """
         change = TRANSITIONS[call.state, release_event(unproven=self.count_unproven(call) > 0)]
         if change.effect is not TransitionEffect.NOTED:
@@ -189,6 +192,18 @@ class Changes:
             self._bound_excess[call.target] = max(billed - spent, self._bound_excess.get(call.target, 0))
         return counts
 
+    def wait_for_next_try(self, call: CallRow, retry_after_ms: int, *, is_counted: bool) -> None:
+        """Note that a try of a call failed, and how many milliseconds from now its next one begins at the earliest."""
+        tries = call.counted_tries + is_counted
+        self.add(call_rows.RETRY_SQL, tries, self.moment.now + retry_after_ms, call.session_id, call.request_id)
+
+    def pause(self, target: str, seconds: float) -> None:
+        """Pause a target whose provider asks for so many seconds, unless it has a quota, which the governor pauses."""
+        milliseconds = min(int(seconds * 1000), MAX_PAUSE_MS)
+        if milliseconds > MIN_PAUSE_MS:
+            until = self.moment.now + milliseconds
+            self.add(PAUSE_TARGET_SQL, until, target, until)
+
     def add_counts(self, call: CallRow, counts: AttemptCounts) -> None:
         """Add to the counters of a call that no transition changes."""
         if counts != NO_COUNTS:
@@ -262,7 +277,7 @@ def billed_cost(settlement: Settle) -> int | None:
     match settlement.outcome:
         case AttemptOutcome.REFUND | AttemptOutcome.NEVER_SENT:
             return 0
-        case AttemptOutcome.THROTTLED:
+        case AttemptOutcome.RETRY:
             return settlement.cost if settlement.unproven else 0
     return settlement.cost
 

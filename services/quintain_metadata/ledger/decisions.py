@@ -52,6 +52,8 @@ class DeferReason(Enum):
     CALL = auto()
     #: The target is at its fleet-wide limit, or paused; it waits for a free slot or the end of the pause.
     TARGET = auto()
+    #: A try of the call failed, and its next one may not begin yet.
+    RETRY = auto()
     #: The key of its target has no place for it now; it waits for its turn.
     QUOTA = auto()
     #: Other calls hold the money that it may cost; it waits until one of them has ended.
@@ -64,7 +66,8 @@ class DeferReason(Enum):
 class Deferred:
     """An admit that must wait. ``deadline`` is when it waits no longer, in milliseconds since the epoch.
 
-    ``share`` is what it has of its quota. ``payer`` is the session for whose money it waits.
+    ``share`` is what it has of its quota. ``payer`` is the session for whose money it waits. ``not_before`` is when its
+    next try may begin, in milliseconds since the epoch.
     """
 
     session_id: str
@@ -76,6 +79,7 @@ class Deferred:
     #: Whether it takes over a call that is charged already; it is granted before new calls.
     is_takeover: bool = False
     payer: str | None = None
+    not_before: int = 0
 
     @property
     def is_duplicate(self) -> bool:
@@ -159,7 +163,7 @@ def _end_reservation(changes: Changes, request: Admit, call: CallRow | None, ref
 def _may_end(changes: Changes, call: CallRow, request: Admit) -> bool:
     """Whether a refusal of this request ends the call's reservation.
 
-    One that was throttled goes on beside an attempt that has ended, and beside another request with its id.
+    One that waits for its next try goes on beside an attempt that has ended, and beside another request with its id.
     """
     attempts = changes.rows.attempts.get((call.session_id, call.request_id), ())
     return request.attempt_id not in attempts and call.body_sha256 in {"", request.body_sha256}
@@ -215,6 +219,7 @@ def _start_attempt(
     request, incarnation = operation.request, operation.incarnation
     key = (session.id, request.request_id)
     is_running = call is not None and call.state is CallState.RUNNING
+    is_retried = call is not None and call.state is CallState.RESERVED
     if not is_running:
         # A takeover is not a new call: it was charged already, and a pause of the session does not end it.
         session.require_not_paused()
@@ -226,6 +231,8 @@ def _start_attempt(
     worker = changes.rows.workers.get(incarnation)
     if worker is None or not worker.is_alive:
         return Deferred(*key, request.target, DeferReason.LEASE, waits_until, session.share)
+    if call is not None and is_retried and call.not_before > changes.moment.now:
+        return Deferred(*key, request.target, DeferReason.RETRY, waits_until, session.share, not_before=call.not_before)
     if _is_target_awaited(changes, operation, is_running=is_running):
         return Deferred(*key, request.target, DeferReason.TARGET, waits_until, session.share, is_running)
     if change.used:
@@ -249,6 +256,8 @@ def _start_attempt(
         fault=None,
         uncounted_attempts=0 if call is None else call.uncounted_attempts,
         cost=request.max_cost or 0,
+        # A call that has ended, and is asked again, begins anew.
+        counted_tries=call.counted_tries if call is not None and (is_running or is_retried) else 0,
         grader=request.grader or session.grader,
     )
     changes.start(started, before=call)
@@ -306,10 +315,10 @@ def _deferred(changes: Changes, request: Admit, session: SessionRow, reason: Def
 
 
 def _deadline(changes: Changes, request: Admit, session: SessionRow, call: CallRow | None) -> int:
-    """Return the deadline of the call: a running one keeps it, and so does a throttled one that names none."""
+    """Return the deadline of the call: a running one keeps it, and so does one between two tries that names none."""
     if call is not None and call.attempt_id is not None:
-        is_throttled = call.state is CallState.RESERVED
-        if call.state is CallState.RUNNING or (is_throttled and request.deadline is None):
+        is_retried = call.state is CallState.RESERVED
+        if call.state is CallState.RUNNING or (is_retried and request.deadline is None):
             return call.deadline
     now = changes.moment.now
     return now + session.deadline_ms if request.deadline is None else request.deadline
@@ -329,6 +338,7 @@ def _grant(changes: Changes, session: SessionRow, call: CallRow) -> Admission:
         replay=None,
         fault=None,
         is_probe=None,
+        tries=call.counted_tries,
         is_one_try=session.has_cost_limit or None,
     )
 

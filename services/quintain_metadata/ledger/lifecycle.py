@@ -52,7 +52,7 @@ class LifecycleEvent(StrEnum):
     #: the session closed. Or the deadline passed long ago, so that the settle is lost.
     LOST = "lost"
     RELEASED = "released"
-    #: A reservation ends whose call was throttled, and an attempt of it may have been billed.
+    #: A reservation ends whose call waited for its next try, and an attempt of it may have been billed.
     RELEASED_UNPROVEN = "released, an attempt unproven"
     #: The current attempt and all others are proven unbilled.
     REFUNDED = "refunded"
@@ -65,13 +65,13 @@ class LifecycleEvent(StrEnum):
     CHARGED = "charged"
     #: The request may have reached the provider, and its outcome is unknown.
     DOUBTED = "doubted"
-    #: The provider did not take the call now: it waits for its turn again, and stays counted.
-    THROTTLED = "throttled"
+    #: A try failed, and the call waits for its next one: it stays counted.
+    RETRIED = "retried"
     #: The caller cancels the call: it is marked, and no attempt starts from then on.
     CANCELLED = "cancelled"
     #: The caller cancels a call that is marked already, or that another delivery waits for.
     CANCELLED_IN_VAIN = "cancelled in vain"
-    #: The same for a call that was throttled, and an attempt of it may have been billed.
+    #: The same for a call that waits for its next try, and an attempt of it may have been billed.
     CANCELLED_UNPROVEN = "cancelled, an attempt unproven"
     #: An attempt requests a cancelled call that no attempt holds.
     ADMITTED_TOO_LATE = "admitted after it was cancelled"
@@ -119,7 +119,7 @@ def _table() -> dict[tuple[CallState, LifecycleEvent], Transition]:
         (running, LifecycleEvent.REFUNDED): Transition(refunded, used=-1),
         (running, LifecycleEvent.REFUNDED_UNPROVEN): Transition(in_doubt),
         (running, LifecycleEvent.DOUBTED): Transition(in_doubt),
-        (running, LifecycleEvent.THROTTLED): Transition(reserved),
+        (running, LifecycleEvent.RETRIED): Transition(reserved),
         (running, LifecycleEvent.ANSWERED): Transition(committed),
         (in_doubt, LifecycleEvent.ANSWERED): Transition(committed),
         (running, LifecycleEvent.CHARGED): Transition(committed),
@@ -194,7 +194,7 @@ def release_event(*, unproven: bool) -> LifecycleEvent:
 def cancel_event(*, cancelled: bool, joined: bool, unproven: bool = False) -> LifecycleEvent:
     """Return the event of a cancellation. ``joined``: another delivery waits for the call's answer.
 
-    ``unproven``: no attempt runs the call, and one that was throttled may have been billed.
+    ``unproven``: no attempt runs the call, and a try of it may have been billed.
     """
     if cancelled or joined:
         return LifecycleEvent.CANCELLED_IN_VAIN

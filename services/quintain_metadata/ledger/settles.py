@@ -43,7 +43,7 @@ def settle(changes: Changes, settlement: Settle) -> tuple[CallRow | None, Transi
     key = (settlement.session_id, settlement.request_id)
     call, state = changes.rows.calls.get(key), changes.rows.attempts.get(key, {}).get(settlement.attempt_id)
     is_holder = call is not None and call.attempt_id == settlement.attempt_id
-    if call is None or (state is None and not is_holder) or state in {"void", "throttled"}:
+    if call is None or (state is None and not is_holder) or state in {"void", "retried"}:
         change = _NO_CALL
         if settlement.outcome is AttemptOutcome.NEVER_SENT:
             # A later grant has no effect.
@@ -55,12 +55,15 @@ def settle(changes: Changes, settlement: Settle) -> tuple[CallRow | None, Transi
         return call, change
     change = TRANSITIONS[call.state, _settle_event(changes, settlement, call)]
     _record_outcome(changes, call, settlement, has_row=state is not None)
+    changes.pause(call.target, _pause_seconds(settlement))
     counts = changes.count_settled(call, settlement, was_lost=call.lost > 0 if is_holder else state == "running")
     if change.effect is TransitionEffect.NOTED:
         changes.add_counts(call, counts)
         return call, change
     session, fault = changes.rows.sessions[call.session_id], stored_fault(settlement, change)
     changes.apply(call, change, fault, settlement.token_usage, counts, is_reported=is_holder)
+    if change.to is CallState.RESERVED:
+        changes.wait_for_next_try(call, settlement.retry_after_ms or 0, is_counted=bool(settlement.is_counted))
     if settlement.outcome is AttemptOutcome.RESULT and session.store_replies:
         stored = reply_parameters(changes.moment, call, settlement)
         if stored is not None:
@@ -68,6 +71,12 @@ def settle(changes: Changes, settlement: Settle) -> tuple[CallRow | None, Transi
     if settlement.token_usage is not None:
         changes.counters.add_tokens(session, settlement.token_usage)
     return call, change
+
+
+def _pause_seconds(settlement: Settle) -> float:
+    """Return for how long the provider of a try that failed asks not to be asked."""
+    rates = None if settlement.report is None else settlement.report.rates
+    return 0.0 if rates is None or settlement.fault is None else rates.retry_after_seconds or 0.0
 
 
 def _settle_event(changes: Changes, settlement: Settle, call: CallRow) -> LifecycleEvent:
@@ -79,9 +88,9 @@ def _settle_event(changes: Changes, settlement: Settle, call: CallRow) -> Lifecy
             return LifecycleEvent.CHARGED if is_current else LifecycleEvent.STALE
         case AttemptOutcome.IN_DOUBT:
             return LifecycleEvent.DOUBTED if is_current else LifecycleEvent.STALE
-        case AttemptOutcome.THROTTLED if is_current and not call.is_cancelled:
-            return LifecycleEvent.THROTTLED
-        case AttemptOutcome.THROTTLED:
+        case AttemptOutcome.RETRY if is_current and not call.is_cancelled:
+            return LifecycleEvent.RETRIED
+        case AttemptOutcome.RETRY:
             others = changes.count_unproven(call, but=settlement.attempt_id)
             return refund_event(current=is_current, others_unproven=others > 0 or bool(settlement.unproven))
         case AttemptOutcome.REFUND | AttemptOutcome.NEVER_SENT:
@@ -90,7 +99,7 @@ def _settle_event(changes: Changes, settlement: Settle, call: CallRow) -> Lifecy
 
 
 def _record_outcome(changes: Changes, call: CallRow, settlement: Settle, *, has_row: bool) -> None:
-    """Record the outcome of a granted attempt; one that was never sent, or throttled, is not counted.
+    """Record the outcome of a granted attempt; one that was never sent, or is tried again, is not counted.
 
     The attempt that holds its call gets a row only where it was proven that nothing was billed, or where another one
     follows it.
@@ -99,8 +108,8 @@ def _record_outcome(changes: Changes, call: CallRow, settlement: Settle, *, has_
     match settlement.outcome:
         case AttemptOutcome.NEVER_SENT:
             state = "void"
-        case AttemptOutcome.THROTTLED:
-            state = "throttled" if settlement.unproven else "void"
+        case AttemptOutcome.RETRY:
+            state = "retried" if settlement.unproven else "void"
         case AttemptOutcome.RESULT | AttemptOutcome.CHARGED | AttemptOutcome.IN_DOUBT:
             if has_row:
                 changes.add(call_rows.RECORD_UNPROVEN_SQL, changes.moment.now, settlement.attempt_id)

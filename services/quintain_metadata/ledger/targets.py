@@ -13,6 +13,7 @@ from quintain.contracts.money import CostTerms
 from quintain.contracts.session import MAX_PAUSE_SECONDS, PauseTarget, ResumeTarget, TargetPause
 from quintain.contracts.values import shorten
 from quintain.errors import UnknownTarget
+from quintain.timings import DEFAULT_TIMINGS
 from quintain_metadata.store.base import Lookup, SqlProgram, execute, fetch_one
 
 
@@ -35,6 +36,15 @@ def unknown_target(route: RouteRequest) -> UnknownTarget:
 
 
 MAX_PAUSE_MS = MAX_PAUSE_SECONDS * 1000
+
+#: A provider that asks for no longer delays only the call that it refused.
+MIN_PAUSE_MS = int(DEFAULT_TIMINGS.shared_pause_seconds * 1000)
+
+#: Pauses a target that has no quota, and shortens no pause: until when, the target, until when.
+PAUSE_TARGET_SQL = (
+    "UPDATE target SET paused_until = ? WHERE name = ? AND paused_until < ? AND NOT EXISTS (SELECT 1 FROM served_target"
+    " WHERE served_target.target = target.name AND quota_id IS NOT NULL)"
+)
 
 
 def extend_pause(now: int, target: str, duration_ms: int) -> SqlProgram[int | None]:

@@ -67,6 +67,7 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         )""",
         "CREATE INDEX session_parent ON session (parent_id)",
         "CREATE INDEX session_reserved ON session (expires_at) WHERE reserved > 0",
+        # ``counted_tries`` of the ``max_tries`` of its target failed; the next one begins at ``not_before`` or later.
         # ``uncounted_attempts``: those that were lost with a worker that ran other calls too.
         # ``cancelled_at``: when the caller cancelled it. ``joined_until``: until when another delivery waits for its
         # answer. The tokens are null where its provider reported none. ``cost``: what is reserved for the attempt that
@@ -97,6 +98,8 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
             tokens_reasoning bigint,
             cost bigint NOT NULL DEFAULT 0,
             lost integer NOT NULL DEFAULT 0,
+            counted_tries bigint NOT NULL DEFAULT 0,
+            not_before bigint NOT NULL DEFAULT 0,
             grader text,
             tries bigint NOT NULL DEFAULT 0,
             unproven_tries bigint NOT NULL DEFAULT 0,
@@ -119,9 +122,9 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
             running bigint NOT NULL,
             PRIMARY KEY (target, incarnation)
         )""",
-        # The state of an attempt that holds its call no more: proven (unbilled) or unproven; throttled (unproven, and
-        # not counted); or void (never to run, or throttled and unbilled). One that holds its call, or held it last, has
-        # a row only where it is proven, void or throttled. ``cost``: what the session holds for it until its bill is
+        # The state of an attempt that holds its call no more: proven (unbilled) or unproven; retried (unproven, and
+        # not counted); or void (never to run, or retried and unbilled). One that holds its call, or held it last, has
+        # a row only where it is proven, void or retried. ``cost``: what the session holds for it until its bill is
         # known.
         """CREATE TABLE attempt (
             id text PRIMARY KEY,

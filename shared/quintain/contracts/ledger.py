@@ -31,6 +31,9 @@ MAX_CONCURRENCY = 10_000
 #: More requests than one attempt can send.
 MAX_TRIES = 1_000_000
 
+#: The longest wait between two tries, in milliseconds: no call lasts longer.
+MAX_RETRY_AFTER_MS = int(MAX_DEADLINE_SECONDS * 1000)
+
 #: A time in milliseconds since the epoch, small enough to be exact in every JSON parser.
 Milliseconds = Annotated[Whole, Field(ge=0, lt=2**53)]
 
@@ -175,7 +178,7 @@ class Admit(Message):
 
     ``redelivered``: the broker delivered its message before, so that an attempt for the same caller may run elsewhere.
 
-    ``wait_until``: until when the call may wait for its first attempt, or for its next one after it was throttled.
+    ``wait_until``: until when the call may wait for its first attempt, or for its next one after a try that failed.
 
     ``max_cost`` is the most that one try can cost, in picodollars; with ``is_estimate`` it may cost more. Where it is
     None, ``cost_problem`` says why it is not known. ``grader`` is that of the request.
@@ -227,8 +230,8 @@ class Admission(Message):
     ``unproven``: an earlier attempt of this call may have been billed, so that a proof that this one was not billed
     refunds nothing. ``ignore_unsupported``: the session was opened with ``unsupported: ignore``.
     ``max_body_bytes`` is the session's limit, if it has one of its own. ``is_probe``: the provider is out, and this
-    attempt tries whether it is back, so that a failing try of it does not count. ``is_one_try``: the session has a
-    limit in money, so that each try is an attempt of its own.
+    attempt tries whether it is back, so that a failing try of it does not count. ``tries`` is how many tries the call
+    has had that count. ``is_one_try``: the session has a limit in money, so that each try is an attempt of its own.
     """
 
     attempt_id: Token
@@ -243,6 +246,7 @@ class Admission(Message):
     replay: Result | None = None
     fault: FaultReply | None = None
     is_probe: bool | None = None
+    tries: Whole = 0
     is_one_try: bool | None = None
 
     @property
@@ -293,8 +297,8 @@ class AttemptOutcome(StrEnum):
     REFUND = "refund"
     #: The request may have reached the provider, with unknown result: charged, and counted as in doubt.
     IN_DOUBT = "doubt"
-    #: The provider did not take the call now: it waits for its turn again, and its next attempt is another one.
-    THROTTLED = "throttled"
+    #: The try failed, and the call waits for its next one, which is another attempt.
+    RETRY = "retry"
     #: The worker stopped waiting for its grant; a grant that still arrives is void.
     NEVER_SENT = "never_sent"
 
@@ -309,6 +313,9 @@ class Settle(Message):
     ``unproven`` how many of them failed, and may have been billed. ``cost`` is what the provider's answer cost, in
     picodollars; None where that is unknown.
     ``is_estimate``: what was reserved for it was no bound (`Admit.is_estimate`).
+
+    With `AttemptOutcome.RETRY`, ``retry_after_ms`` is how long the next try waits at least, from when the ledger reads
+    it; ``is_counted``: the try is one of the ``max_tries`` of its target.
     """
 
     session_id: Token
@@ -328,6 +335,8 @@ class Settle(Message):
     unproven: Annotated[Whole, Field(ge=0, le=MAX_TRIES)] | None = None
     cost: Picodollars | None = None
     is_estimate: bool | None = None
+    retry_after_ms: Annotated[Whole, Field(ge=0, le=MAX_RETRY_AFTER_MS)] | None = None
+    is_counted: bool | None = None
 
 
 class SettleBatch(Message):

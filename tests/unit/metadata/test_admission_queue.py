@@ -298,3 +298,17 @@ async def test_an_attempt_whose_worker_waits_no_longer_is_forgotten(desk: QueueD
     await desk.admit("r1", "r2")
     await desk.settle(desk.attempt_of("r2"), AttemptOutcome.NEVER_SENT, None)
     assert desk.queue.waiting_count == 0
+
+
+async def test_the_next_try_of_a_call_waits_for_its_time_and_for_no_sweep(desk: QueueDriver) -> None:
+    await desk.admit("r1")
+    await desk.settle(desk.attempt_of("r1"), AttemptOutcome.RETRY, retry_after_ms=60_000, is_counted=True)
+    assert await desk.admit("r1", "r2") == ["waits", "granted"]
+    await desk.queue.grant_quotas()
+    assert desk.told("r1") == ["granted", "waits"]
+    await desk.driver.transact(lambda _: execute("UPDATE call SET not_before = not_before - 60000"))
+    desk.queue._clock.synchronize(await desk.driver.ledger.now() + 60_000)
+    await desk.queue.grant_quotas()
+    assert desk.told("r1") == ["granted", "granted"]
+    again = desk.answers[desk.attempt_of("r1")]
+    assert (again.attempt, again.tries) == (1, 1)

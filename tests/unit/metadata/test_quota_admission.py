@@ -90,9 +90,9 @@ async def test_a_report_of_a_call_that_another_service_admitted_is_learned_from(
     admit = desk.request("r1")
     await desk.driver.ask(admit)
     desk.asked[admit.attempt_id] = desk.session, admit
-    await desk.settle(admit.attempt_id, AttemptOutcome.THROTTLED, TryReport(outcome=TryOutcome.THROTTLED))
+    await desk.settle(admit.attempt_id, AttemptOutcome.RETRY, TryReport(outcome=TryOutcome.THROTTLED))
     assert (desk.state().in_flight, desk.state().throttled) == (0, 1)
-    await desk.settle(admit.attempt_id, AttemptOutcome.THROTTLED, TryReport(outcome=TryOutcome.THROTTLED))
+    await desk.settle(admit.attempt_id, AttemptOutcome.RETRY, TryReport(outcome=TryOutcome.THROTTLED))
     assert desk.state().throttled == 1
 
 
@@ -107,7 +107,7 @@ async def test_what_gave_up_waits_no_more(desk: QueueDriver) -> None:
 async def test_a_throttled_call_waits_until_its_provider_takes_calls_again(desk: QueueDriver) -> None:
     await desk.admit("r1")
     report = TryReport(outcome=TryOutcome.THROTTLED, rates=RateReport(retry_after_seconds=30))
-    await desk.settle(desk.attempt_of("r1"), AttemptOutcome.THROTTLED, report)
+    await desk.settle(desk.attempt_of("r1"), AttemptOutcome.RETRY, report)
     assert await desk.admit("r1") == ["waits"]
     assert desk.state().throttled == 1
     due = desk.queue.quotas.seconds_until_due()
@@ -124,7 +124,7 @@ async def test_a_second_attempt_waits_for_what_the_first_one_brought(desk: Queue
     """The ledger applies a settle before the governor learns of it: the next attempt may ask between the two."""
     first = desk.request("r1")
     await desk.send(first)
-    settled = settle_request(desk.session, first, AttemptOutcome.THROTTLED)
+    settled = settle_request(desk.session, first, AttemptOutcome.RETRY)
     call, _ = await desk.driver.run(settled)
     assert await desk.admit("r1", "r2") == ["waits", "granted"]
     report = TryReport(outcome=TryOutcome.THROTTLED, rates=RateReport(retry_after_seconds=30))
@@ -141,7 +141,7 @@ async def test_a_second_attempt_waits_for_what_the_first_one_brought(desk: Queue
 async def test_a_second_attempt_that_gave_up_behind_the_first_one_waits_no_more(desk: QueueDriver) -> None:
     first, second = desk.request("r1"), desk.request("r1")
     await desk.send(first)
-    settled = settle_request(desk.session, first, AttemptOutcome.THROTTLED)
+    settled = settle_request(desk.session, first, AttemptOutcome.RETRY)
     call, _ = await desk.driver.run(settled)
     assert await desk.send(second) == ["waits"]
     await desk.settle(second.attempt_id, AttemptOutcome.NEVER_SENT, None)
@@ -152,7 +152,7 @@ async def test_a_second_attempt_that_gave_up_behind_the_first_one_waits_no_more(
 async def test_a_second_attempt_starts_though_the_report_of_the_first_one_is_lost(desk: QueueDriver) -> None:
     first = desk.request("r1")
     await desk.send(first)
-    await desk.driver.run(settle_request(desk.session, first, AttemptOutcome.THROTTLED))
+    await desk.driver.run(settle_request(desk.session, first, AttemptOutcome.RETRY))
     assert await desk.admit("r1") == ["waits"]
     await desk.sweep()
     assert desk.order == ["r1", "r1"]
@@ -168,7 +168,7 @@ async def test_what_a_limit_held_until_its_deadline_was_throttled_tried_or_not(d
     await desk.sweep()
     assert desk.answer(desk.attempt_of("r4")) == "expired"  # for calls that run: no limit is known
     report = TryReport(outcome=TryOutcome.THROTTLED, rates=RateReport(retry_after_seconds=30))
-    await desk.settle(desk.attempt_of("r1"), AttemptOutcome.THROTTLED, report)
+    await desk.settle(desk.attempt_of("r1"), AttemptOutcome.RETRY, report)
     soon = (await desk.driver.info(desk.session)).now + 300
     assert await desk.admit("r1", "r5", deadline=soon) == ["waits", "waits"]
     await asyncio.sleep(0.4)

@@ -9,6 +9,7 @@ import pytest
 from quintain.contracts.agents import Turn
 from quintain.contracts.invoke import InvokeRequest
 from quintain.contracts.ledger import AttemptOutcome
+from quintain.contracts.quota import TryOutcome, TryReport
 from quintain.errors import (
     Cancelled,
     Expired,
@@ -140,9 +141,10 @@ async def test_what_may_act_is_not_asked_where_a_lost_worker_may_have_asked_it(
 
 
 async def test_an_answer_is_a_result_and_says_how_many_tries_it_took() -> None:
-    assert await ending_of(YES) == AttemptResult(tries=1, answer=YES, outcome=AttemptOutcome.RESULT)
+    report = TryReport(outcome=TryOutcome.ANSWERED)
+    assert await ending_of(YES) == AttemptResult(tries=1, answer=YES, outcome=AttemptOutcome.RESULT, report=report)
     ending = await ending_of(failure(Billing.UNKNOWN), failure(Billing.BILLED), YES)
-    assert ending == AttemptResult(tries=3, answer=YES, outcome=AttemptOutcome.RESULT, unproven=2)
+    assert ending == AttemptResult(tries=3, answer=YES, outcome=AttemptOutcome.RESULT, unproven=2, report=report)
 
 
 async def test_tries_are_bounded_and_what_none_can_mend_is_not_tried_again() -> None:

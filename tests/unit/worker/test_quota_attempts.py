@@ -62,7 +62,7 @@ def short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
 async def settles_until_end(ledger: FakeLedgerService) -> list[Settle]:
     """All settles of a call, up to the one that ends it."""
     settles = [await next_item(ledger.settles)]
-    while settles[-1].outcome is AttemptOutcome.THROTTLED:
+    while settles[-1].outcome is AttemptOutcome.RETRY:
         settles.append(await next_item(ledger.settles))
     return settles
 
@@ -80,7 +80,7 @@ async def test_a_throttled_try_ends_its_attempt_and_the_call_asks_again_with_ano
         assert [admit.attempt_id for admit in admits] == [settle.attempt_id for settle in settles]
         assert len({admit.attempt_id for admit in admits}) == 6
         assert {admit.request_id for admit in admits} == {"r-c1"}
-        assert [settle.outcome for settle in settles] == [AttemptOutcome.THROTTLED] * 5 + [AttemptOutcome.RESULT]
+        assert [settle.outcome for settle in settles] == [AttemptOutcome.RETRY] * 5 + [AttemptOutcome.RESULT]
         failure = TryFailure(words=throttled().fault.message)
         assert settles[0].report == TryReport(outcome=TryOutcome.THROTTLED, rates=RATES, failure=failure)
         assert (settles[0].unproven, settles[0].fault and settles[0].fault.code) == (None, "throttled")
@@ -142,7 +142,7 @@ async def waiting_admit(ledger: FakeLedgerService) -> Admit:
     """Return the admit of the second attempt, once it waits in the line."""
     settle = await next_item(ledger.settles)
     first, second = await next_item(ledger.admits), await next_item(ledger.admits)
-    assert (settle.outcome, settle.attempt_id) == (AttemptOutcome.THROTTLED, first.attempt_id)
+    assert (settle.outcome, settle.attempt_id) == (AttemptOutcome.RETRY, first.attempt_id)
     return second
 
 
@@ -230,19 +230,20 @@ async def test_the_chunks_of_a_later_attempt_void_those_of_the_earlier_ones(
 
 
 def ended(fault: Fault, taken: TryOutcome) -> AttemptResult:
-    return AttemptResult(1, None, fault, AttemptOutcome.THROTTLED, report=TryReport(outcome=taken))
+    return AttemptResult(1, None, fault, AttemptOutcome.RETRY, report=TryReport(outcome=taken))
 
 
 async def test_only_failing_tries_take_from_the_time_and_the_tries_of_a_target() -> None:
     tries = CallTries()
     target = WorkerTarget(name="a", provider=GatedProvider(), max_tries=3, timeout_seconds=60, has_quota=True)
-    given = Admission(attempt_id="x")
-    assert tries.policy(target, given, 0)[:3] == (3, 0, 60)
-    assert tries.add(ended(Throttled("slow down"), TryOutcome.THROTTLED), 5, is_probe=False) == 0
-    assert tries.policy(target, given, 0)[:3] == (3, 0, 60)
-    assert tries.add(ended(ProviderFailed(charged=True), TryOutcome.FAILED), 5, is_probe=False) > 0
+    given = Admission(attempt_id="x", tries=1)
+    probe = given.with_fields(is_probe=True)
+    assert tries.policy(target, given, 0)[:3] == (2, 0, 60)
+    assert tries.add(ended(Throttled("slow down"), TryOutcome.THROTTLED), 5, given) is None
+    assert tries.policy(target, given, 0)[:3] == (2, 0, 60)
+    assert tries.add(ended(ProviderFailed(charged=True), TryOutcome.FAILED), 5, given)
     assert tries.policy(target, given, 0)[:3] == (2, 0, 55)
-    assert tries.add(ended(ProviderFailed(charged=True), TryOutcome.FAILED), 5, is_probe=True) == 0
+    assert tries.add(ended(ProviderFailed(charged=True), TryOutcome.FAILED), 5, probe) is None
     assert tries.policy(target, given, 0)[:3] == (2, 0, 50)
     assert tries.count == 3
 
@@ -263,7 +264,7 @@ async def test_under_a_limit_in_money_each_try_is_an_attempt_without_a_quota_too
     assert ledger.admits.empty()
     assert admits == [settle.attempt_id for settle in settles]
     assert len(set(admits)) == 3
-    assert [settle.outcome for settle in settles] == [AttemptOutcome.THROTTLED] * 2 + [AttemptOutcome.RESULT]
+    assert [settle.outcome for settle in settles] == [AttemptOutcome.RETRY] * 2 + [AttemptOutcome.RESULT]
     assert [settle.unproven for settle in settles] == [None, True, None]
 
 
@@ -275,4 +276,4 @@ async def test_under_a_limit_in_money_the_last_try_of_a_target_ends_its_call(
         await evaluator.send_request()
         assert (await next_fault(evaluator)).code == "provider_error"
         settles = await settles_until_end(ledger)
-    assert [settle.outcome for settle in settles] == [AttemptOutcome.THROTTLED, AttemptOutcome.CHARGED]
+    assert [settle.outcome for settle in settles] == [AttemptOutcome.RETRY, AttemptOutcome.CHARGED]
