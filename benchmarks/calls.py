@@ -156,29 +156,31 @@ async def full_ledger(options: Options, calls: int = 1_000_000, sessions: int = 
     return await compare_started("ledger", "100 in flight", sides, 100, options.seconds, options.rounds)
 
 
-async def metadata_services(options: Options, postgres_url: str, levels: tuple[int, ...] = (1, 100)) -> list[Result]:
-    """One metadata service on SQLite, and three on PostgreSQL, in turn."""
-    sides = {}
-    for number, (name, count, ledger_url) in enumerate(
-        (("one on SQLite", 1, ""), ("three on PostgreSQL", 3, postgres_url))
-    ):
-        folder = options.folder / name
-        folder.mkdir()
-        more = listening_process(ledger_url, "PostgreSQL") if ledger_url else {}
-        sides[name] = partial(
-            started_fleet,
-            options,
-            name,
-            folder,
-            f"bench{number}",
-            metadata_services=count,
-            ledger_url=ledger_url,
-            processes=more,
-        )
+async def one_leader(options: Options, postgres_url: str, worker_counts: tuple[int, ...] = (1, 2, 4)) -> list[Result]:
+    """The most that one metadata service takes, with more and more workers, on each store in turn."""
     results = []
-    for level in levels:
+    for workers in worker_counts:
+        sides = {}
+        for store, ledger_url in (("SQLite", ""), ("PostgreSQL", postgres_url)):
+            folder = options.folder / f"{store}-{workers}"
+            folder.mkdir()
+            sides[store] = partial(
+                started_fleet,
+                options,
+                store,
+                folder,
+                f"{store.lower()}-{workers}",
+                workers=workers,
+                ledger_url=ledger_url,
+                processes=listening_process(ledger_url, store) if ledger_url else {},
+            )
         results += await compare_started(
-            "metadata services, calls in flight", str(level), sides, level, options.seconds, options.rounds
+            "one metadata service, 512 calls in flight, by workers",
+            str(workers),
+            sides,
+            512,
+            options.seconds,
+            options.rounds,
         )
     return results
 
@@ -190,7 +192,7 @@ async def started_fleet(
     folder: Path,
     target: str,
     *,
-    metadata_services: int = 1,
+    workers: int = 1,
     ledger_url: str = "",
     processes: Mapping[str, int] | None = None,
 ) -> AsyncIterator[Side]:
@@ -199,7 +201,7 @@ async def started_fleet(
         options.url,
         folder,
         CONFIG.replace("bench", target),
-        metadata_services=metadata_services,
+        workers=workers,
         ledger_url=ledger_url,
         broker_pid={**options.broker_pid, **(processes or {})},
     ) as fleet:

@@ -240,7 +240,6 @@ def running_fleet(
     config: str = CONFIG,
     *,
     workers: int = 1,
-    metadata_services: int = 1,
     ledger_url: str = "",
     gateway_port: int = 0,
     broker_pid: Mapping[str, int] | None = None,
@@ -258,7 +257,7 @@ def running_fleet(
     }
     services = {
         f"{service} {number + 1}" if count > 1 else service: [service]
-        for service, count in (("metadata", metadata_services), ("worker", workers))
+        for service, count in (("metadata", 1), ("worker", workers))
         for number in range(count)
     }
     if gateway_port:

@@ -19,24 +19,24 @@ from pathlib import Path
 
 import http_peers
 import queue_peers
-from calls import Options, metadata_services
+from calls import Options, one_leader
 from harness import Result, machine
 from quintain.settings import environment
 from report import PEERS, markdown, peers_ahead, write_report
 from servers import RABBITMQ, durable_postgres, fresh_database, running_server
 
 
-async def metadata(options: Options, missing: dict[str, str]) -> list[Result]:
-    """Three metadata services on PostgreSQL beside one on SQLite."""
+async def leader(options: Options, missing: dict[str, str]) -> list[Result]:
+    """The most that one metadata service takes on SQLite and on PostgreSQL."""
     with durable_postgres() as postgres_url, fresh_database(postgres_url) as ledger_url:
-        return await metadata_services(options, ledger_url)
+        return await one_leader(options, ledger_url)
 
 
 TABLES: dict[str, Callable[[Options, dict[str, str]], Coroutine[None, None, list[Result]]]] = {
     "queues": queue_peers.compare_queues,
     "openai": http_peers.openai_api,
     "agentv": http_peers.agentv_api,
-    "metadata": metadata,
+    "leader": leader,
 }
 
 
