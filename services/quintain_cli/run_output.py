@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +13,7 @@ from typing import Annotated
 import typer
 
 from quintain.contracts.session import Info
-from quintain.errors import ConfigError, QuintainError
+from quintain.errors import ConfigError
 from quintain.fleet.tables import format_count
 from quintain.settings import environment
 from quintain_cli.console import (
@@ -36,14 +37,12 @@ from quintain_runner.evaluation import execute_run
 from quintain_runner.graders.program import unconfined_programs
 from quintain_runner.report.progress_display import progress_display
 from quintain_runner.report.report_files import write_csv, write_junit, write_markdown
-from quintain_runner.report.run_report import RunReport
+from quintain_runner.report.run_report import RunReport, question_text
 from quintain_runner.report.summary import account_lines, exit_line, parked_target_notes, unavailable_grader_notes
 from quintain_runner.report.tables import run_tables
 from quintain_runner.report.text_table import TextTable, rich_tables
+from quintain_runner.results.row import Row
 from quintain_runner.untrusted import plain_line
-from quintain_view.html_report import write_html_report
-from quintain_view.index_reader import WorstAnswer, worst_answers
-from quintain_view.index_writer import update_index
 
 ConfigOption = Annotated[
     Path | None, typer.Option(help="Configuration file; default: quintain.yaml beside the evaluation file or above.")
@@ -112,7 +111,7 @@ class Terminal(RunListener):
 
     def on_end(self, report: RunReport) -> None:
         """Write the files."""
-        self._files.write([report], self._options.resume_command or self._options.command, environment())
+        self._files.write(report, self._options.resume_command or self._options.command, environment())
 
 
 def _print_plan(plan: RerunPlan) -> None:
@@ -159,7 +158,6 @@ MarkdownOption = Annotated[
     Path | None,
     typer.Option(help="Write tables and failed rows as Markdown here; $GITHUB_STEP_SUMMARY is appended to."),
 ]
-HtmlOption = Annotated[Path | None, typer.Option(help="Write all runs as one HTML file here, to hand on.")]
 CsvOption = Annotated[Path | None, typer.Option(help="Write a CSV line per row here, for a spreadsheet.")]
 
 
@@ -170,36 +168,20 @@ class OutputFiles:
     junit: Path | None = None
     markdown: Path | None = None
     csv: Path | None = None
-    html: Path | None = None
+
+    @property
+    def requested(self) -> dict[str, Path]:
+        """The paths of the requested files, by option."""
+        paths = {"junit": self.junit, "markdown": self.markdown, "csv": self.csv}
+        return {option: path for option, path in paths.items() if path is not None}
 
     def check_writable(self) -> None:
         """Check before the first call that the files can be written. Raises `ConfigError`."""
-        for option, path in self._requested():
-            if path.is_dir():
-                raise ConfigError(f"--{option} {path}: it is a folder; name a file")
-            folder = path.absolute().parent
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-                # Tried by writing, because a folder's mode does not tell whether its file system is writable.
-                tempfile.TemporaryFile(dir=folder).close()
-            except OSError as error:
-                raise ConfigError(
-                    f"--{option} {path}: its folder cannot be written to ({error.strerror}); name another file"
-                ) from None
+        for option, path in self.requested.items():
+            check_writable(option, path)
 
-    @property
-    def is_html_only(self) -> bool:
-        """Whether no file is requested but HTML, which may hold several runs."""
-        return not (self.junit or self.markdown or self.csv)
-
-    def write(self, reports: Sequence[RunReport], command: str, env: Mapping[str, str]) -> None:
-        """Write the requested files, of the first run but for HTML, and the index of each run.
-
-        ``command`` is the one that resumes the first run. Raises `QuintainError` on failure.
-        """
-        report = reports[0]
-        for each in reports:
-            _write_index(each)
+    def write(self, report: RunReport, command: str, env: Mapping[str, str]) -> None:
+        """Write the requested files of a run, which ``command`` resumes. Raises `QuintainError` on failure."""
         if self.junit is not None:
             write_junit(self.junit, report)
         if self.markdown is not None:
@@ -208,14 +190,21 @@ class OutputFiles:
             write_markdown(self.markdown, report, command, append=append)
         if self.csv is not None:
             write_csv(self.csv, report)
-        if self.html is not None:
-            write_html_report(self.html, [each.folder for each in reports])
 
-    def _requested(self) -> Iterator[tuple[str, Path]]:
-        paths = {"junit": self.junit, "markdown": self.markdown, "csv": self.csv, "html": self.html}
-        for option, path in paths.items():
-            if path is not None:
-                yield option, path
+
+def check_writable(option: str, path: Path) -> None:
+    """Check that the file of an option can be written. Raises `ConfigError`."""
+    if path.is_dir():
+        raise ConfigError(f"--{option} {path}: it is a folder; name a file")
+    folder = path.absolute().parent
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # Tried by writing, because a folder's mode does not tell whether its file system is writable.
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise ConfigError(
+            f"--{option} {path}: its folder cannot be written to ({error.strerror}); name another file"
+        ) from None
 
 
 def format_size(cases: int, prompts: Sequence[str], targets: Sequence[str], repeats: int) -> str:
@@ -238,14 +227,6 @@ def print_report(report: RunReport, command: str) -> None:
         print_stdout(line)
 
 
-def _write_index(report: RunReport) -> None:
-    """Write the index of a run; in a folder that cannot be written to there is none, and a report is none the less."""
-    try:
-        update_index(report.folder, report.run)
-    except QuintainError as error:
-        print_stderr(f"warning  {plain_line(error.message, max_length=1_000)}")
-
-
 def _reading_lines(report: RunReport) -> Iterator[str]:
     """Below the threshold the answers with the lowest scores; after errors, the command that shows the run.
 
@@ -253,16 +234,18 @@ def _reading_lines(report: RunReport) -> Iterator[str]:
     """
     exit_code = report.summary.exit_code
     if exit_code == EXIT_BELOW_THRESHOLD:
-        for worst in worst_answers(report.folder):
-            yield from _worst_answer_lines(worst)
+        for row in report.worst_rows():
+            yield from _failed_row_lines(row)
     elif exit_code != EXIT_OK:
         yield plain_line(f"to read every answer: quintain view {shlex.quote(str(report.folder))}", max_length=1_000)
 
 
-def _worst_answer_lines(worst: WorstAnswer) -> Iterator[str]:
-    score = "-" if worst.score is None else f"{worst.score:.2f}"
-    yield plain_line(f"failed   {worst.case_id} · {worst.column}, score {score}")
-    for name, text in (("question", worst.question), ("expected", worst.expected), ("answer", worst.answer)):
+def _failed_row_lines(row: Row) -> Iterator[str]:
+    score = "-" if row.score is None else f"{row.score:.2f}"
+    yield plain_line(f"failed   {row.case_id} · {row.column}, score {score}")
+    expected = None if row.case is None else row.case.expected
+    shown = expected if expected is None or isinstance(expected, str) else json.dumps(expected, ensure_ascii=False)
+    for name, text in (("question", question_text(row) or None), ("expected", shown), ("answer", row.output)):
         if text is not None:
             # Cut before it is cleaned: an answer may have megabytes.
             yield f"  {name:8} {plain_line(text[:_MAX_RAW_CHARACTERS], max_length=_MAX_SHOWN_CHARACTERS)}"

@@ -9,9 +9,8 @@ from typing import Annotated
 
 import typer
 
-from quintain.bus.base import Bus
+from quintain.bus.base import HEARTBEAT_SECONDS, Bus
 from quintain.bus.connect import connect_bus
-from quintain.bus.rabbit_connection import HEARTBEAT_SECONDS
 from quintain.errors import BrokerUnavailable
 from quintain.observe.health import OpsAddress, OpsEndpoints, serve_ops
 from quintain.observe.metrics import ServiceMetrics

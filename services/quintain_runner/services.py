@@ -6,7 +6,7 @@ import contextlib
 import socket
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from typing import TYPE_CHECKING
 
 from quintain.bus.base import Bus
 from quintain.bus.connect import open_bus
@@ -15,22 +15,28 @@ from quintain.client.client import connect_admin
 from quintain.config.loader import Config
 from quintain.contracts.credentials import digest
 from quintain.contracts.session import OpenSession, SessionOpened
+from quintain.runtime.lazy_module import LazyModule
 from quintain.settings import MEMORY_URL
 from quintain.timings import DEFAULT_TIMINGS, Timings
-from quintain_gateway.server import run_agent_gateway, run_gateway
-from quintain_gateway.settings import BindAddress, GatewayLimits
 from quintain_metadata.replicas import leading
 from quintain_metadata.service import MetadataService, running_metadata
 from quintain_metadata.store.opening import open_ledger_or_wait
 from quintain_worker.worker import Worker, run_worker
 
+if TYPE_CHECKING:
+    from quintain_gateway import server as gateway
+    from quintain_gateway import settings as gateway_settings
+else:
+    gateway = LazyModule("quintain_gateway.server")
+    gateway_settings = LazyModule("quintain_gateway.settings")
+
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """All services, running in this process, and how to connect to them."""
+    """All services, running in this process, and how to connect to them; ``gateway_url`` is None without a gateway."""
 
     broker_url: str
-    gateway_url: str
+    gateway_url: str | None
     admin_token: str
     memory: MemoryBroker | None
     bus: Bus
@@ -45,6 +51,7 @@ class Fleet:
 class FleetPlan:
     """The settings of a fleet. A ``ledger_url`` of ``sqlite://`` is a ledger in memory.
 
+    ``has_gateway`` says whether HTTP clients are served, on ``port`` for ``allowed_hosts`` within ``limits``.
     ``exclusive_path`` is a file or folder that only one fleet uses at a time: its worker then takes over the calls of
     the previous one at once, without waiting for its lease to expire. ``retention_days`` is for how long sessions that
     have ended are kept; None is for ever.
@@ -55,9 +62,10 @@ class FleetPlan:
     broker_url: str
     ledger_url: str
     admin_token: str
+    has_gateway: bool = True
     port: int = 0
     allowed_hosts: tuple[str, ...] = ()
-    limits: GatewayLimits | None = None
+    limits: gateway_settings.GatewayLimits | None = None
     exclusive_path: str | None = None
     timings: Timings = DEFAULT_TIMINGS
     retention_days: int | None = None
@@ -89,11 +97,13 @@ async def run_fleet(plan: FleetPlan) -> AsyncIterator[Fleet]:
         # One that may lose its lead sends no answer then, which its bus sees to.
         port = service if ledger.leadership is None else None
         await stack.enter_async_context(_run_fleet_worker(plan, await open_named_bus("worker"), port))
-        gateway_bus = await open_named_bus("gateway")
-        address = BindAddress(port=plan.port, allowed_hosts=plan.allowed_hosts)
-        gateway = run_gateway(gateway_bus, address, plan.limits or GatewayLimits(), timings=plan.timings)
-        gateway_url = await stack.enter_async_context(gateway)
-        yield Fleet(plan.broker_url, gateway_url, plan.admin_token, memory, gateway_bus)
+        client_bus, gateway_url = await open_named_bus("gateway"), None
+        if plan.has_gateway:
+            address = gateway_settings.BindAddress(port=plan.port, allowed_hosts=plan.allowed_hosts)
+            limits = plan.limits or gateway_settings.GatewayLimits()
+            serving = gateway.run_gateway(client_bus, address, limits, timings=plan.timings)
+            gateway_url = await stack.enter_async_context(serving)
+        yield Fleet(plan.broker_url, gateway_url, plan.admin_token, memory, client_bus)
     if memory is not None:
         memory.close()
 
@@ -112,7 +122,7 @@ def _run_fleet_worker(
         plan.config,
         plan.env,
         sole_id=sole_id,
-        agent_gateway=partial(run_agent_gateway, bus),
+        agent_gateway=lambda urls: gateway.run_agent_gateway(bus, urls),
         timings=plan.timings,
         ledger=ledger,
     )

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-import jsonschema_rs
-from jsonschema_rs import FancyRegexOptions, ValidationError, ValidationErrorKind, Validator
 from rich.text import Text
+
+from quintain.runtime.lazy_module import LazyModule
+
+if TYPE_CHECKING:
+    import jsonschema_rs
+else:
+    jsonschema_rs = LazyModule("jsonschema_rs")
 
 #: Terminal control sequences, which are removed as a whole: CSI, OSC and similar ones, then any other escape sequence.
 _SEQUENCES = re.compile(
@@ -92,8 +98,8 @@ def compile_pattern(pattern: str, *, ignore_case: bool = False) -> Callable[[str
     """
     schema = {"pattern": f"(?i){pattern}" if ignore_case else pattern}
     try:
-        validator = jsonschema_rs.validator_for(schema, pattern_options=_PATTERN_OPTIONS, offline=True)
-    except ValidationError:
+        validator = jsonschema_rs.validator_for(schema, pattern_options=pattern_options(), offline=True)
+    except jsonschema_rs.ValidationError:
         raise ValueError(pattern_problem(pattern)) from None
     return lambda text: _matches(text, validator)
 
@@ -109,8 +115,8 @@ def pattern_problem(pattern: str) -> str:
 
 def _is_pattern(pattern: str) -> bool:
     try:
-        jsonschema_rs.validator_for({"pattern": pattern}, pattern_options=_PATTERN_OPTIONS, offline=True)
-    except ValidationError:
+        jsonschema_rs.validator_for({"pattern": pattern}, pattern_options=pattern_options(), offline=True)
+    except jsonschema_rs.ValidationError:
         return False
     return True
 
@@ -125,15 +131,18 @@ _MAX_LOCATED_LENGTH = 1000
 #: How much of a pattern an error message quotes, in characters.
 _MAX_SHOWN_LENGTH = 60
 
-_PATTERN_OPTIONS = FancyRegexOptions(backtrack_limit=BACKTRACK_LIMIT)
+
+def pattern_options() -> jsonschema_rs.FancyRegexOptions:
+    """How patterns are matched: with a limit on backtracking."""
+    return jsonschema_rs.FancyRegexOptions(backtrack_limit=BACKTRACK_LIMIT)
 
 
-def _matches(text: str, validator: Validator) -> bool:
+def _matches(text: str, validator: jsonschema_rs.Validator) -> bool:
     """Whether the validator's pattern matches somewhere in the text. Raises `BacktrackLimitExceeded`."""
     try:
         validator.validate(text)
-    except ValidationError as error:
-        if isinstance(error.kind, ValidationErrorKind.Pattern):
+    except jsonschema_rs.ValidationError as error:
+        if isinstance(error.kind, jsonschema_rs.ValidationErrorKind.Pattern):
             return False
         raise BacktrackLimitExceeded from None
     return True

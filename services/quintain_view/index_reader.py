@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from quintain_runner.results.row import Row
 from quintain_runner.results.store import RESULTS_FILE_NAME
-from quintain_view.filters import IN_ORDER, Shown, SortOrder, SqlCondition, TrialFilter, TrialState
+from quintain_view.filters import IN_ORDER, SqlCondition, TrialFilter
 from quintain_view.index_schema import (
     SCORE_UNITS,
     ColumnCounts,
@@ -25,7 +25,6 @@ from quintain_view.index_schema import (
     Outcome,
     all_rows,
     first_values,
-    question_text,
     whole,
 )
 from quintain_view.index_writer import index_path
@@ -348,38 +347,3 @@ def rows_of_case(folder: Path, index: IndexReader, case: CaseEntry) -> list[Row]
     """The rows of a case of the index, by column and repeat. Raises `RowMoved`."""
     places = [(trial.offset, trial.length) for trial in index.trials_of(case.case_no)]
     return read_rows(folder, places, case.case_id)
-
-
-class WorstAnswer(NamedTuple):
-    """An answer that failed; a text is None if the row does not hold it. The texts are as models wrote them."""
-
-    case_id: str
-    column: str
-    score: float | None
-    question: str | None
-    expected: str | None
-    answer: str | None
-
-
-def worst_answers(folder: Path, count: int = 3) -> list[WorstAnswer]:
-    """The failed answers with the lowest scores, one of each case; none without an index that fits the results."""
-    lowest = TrialFilter(states=(TrialState.FAILED,), order=Shown(SortOrder.SCORE))
-    worst: list[WorstAnswer] = []
-    with open_index(folder) as index:
-        if index is None:
-            return []
-        for case in index.list_cases(lowest, offset=0, limit=count):
-            failed = [trial for trial in index.trials_of(case.case_no) if trial.outcome is Outcome.FAILED]
-            trial = min(failed, key=lambda one: 0.0 if one.score is None else one.score)
-            try:
-                (row,) = read_rows(folder, [(trial.offset, trial.length)], case.case_id)
-            except RowMoved:
-                return []
-            worst.append(_worst_answer(row))
-    return worst
-
-
-def _worst_answer(row: Row) -> WorstAnswer:
-    expected = None if row.case is None else row.case.expected
-    shown = expected if expected is None or isinstance(expected, str) else json.dumps(expected, ensure_ascii=False)
-    return WorstAnswer(row.case_id, row.column, row.score, question_text(row) or None, shown, row.output)

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import apsw
 
+from quintain_runner.report.run_report import question_text
 from quintain_runner.results.row import Row, RowStatus
 from quintain_runner.spec.grader_options import required_repeats
 from quintain_runner.statistics.analysis import pass_at_k, pass_hat_k
@@ -168,25 +169,6 @@ def _spread(scores: Iterable[float | None]) -> float:
 def whole(value: float) -> int:
     """The nearest whole number of which SQLite can hold the sum of two."""
     return round(min(_MOST, max(-_MOST, value)))
-
-
-def question_text(row: Row) -> str:
-    """What was asked, as one text: the question, or the text of the last message; empty if the row has no contents."""
-    if row.case is None:
-        return ""
-    if row.case.question is not None:
-        return row.case.question
-    contents = [message.content for message in row.case.messages or ()]
-    if not contents and row.case.user is not None:
-        return row.case.user.goal
-    return content_text(contents[-1]) if contents else next(iter(row.case.turns or ()), "")
-
-
-def content_text(content: str | Sequence[Mapping[str, object]]) -> str:
-    """The text parts of a message's content."""
-    if isinstance(content, str):
-        return content
-    return "\n".join(text for part in content if isinstance(text := part.get("text"), str))
 
 
 def searched_texts(row: Row) -> tuple[str, str, str]:

@@ -20,6 +20,7 @@ from pydantic import ValidationError
 
 from quintain.errors import QuintainError
 from quintain_runner.report.run_file import RunFile
+from quintain_runner.report.run_report import question_text
 from quintain_runner.results.row import Row
 from quintain_runner.results.store import RESULTS_FILE_NAME, key_hash
 from quintain_view.index_schema import (
@@ -41,7 +42,6 @@ from quintain_view.index_schema import (
     all_rows,
     disagreement_of,
     outcome_of,
-    question_text,
     reduced_outcome,
     searched_texts,
     whole,

@@ -25,10 +25,10 @@ from quintain_cli.console import (
 )
 from quintain_cli.run_output import (
     CsvOption,
-    HtmlOption,
     JunitOption,
     MarkdownOption,
     OutputFiles,
+    check_writable,
     print_report,
     print_table,
     report_to_json,
@@ -48,7 +48,7 @@ from quintain_view.trajectory_files import has_only_trajectories
 
 def report(
     folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Results folders, such as runs/eval.")],
-    html: HtmlOption = None,
+    html: Annotated[Path | None, typer.Option(help="Write all runs as one HTML file here, to hand on.")] = None,
     case: Annotated[str | None, typer.Option(help="Write only the case of this id into the file of --html.")] = None,
     junit: JunitOption = None,
     markdown: MarkdownOption = None,
@@ -60,8 +60,8 @@ def report(
     No call is made. The exit code is 0, whatever the exit code of the run was. With several runs, --html writes them
     into one file, and the other options are of one run only.
     """
-    files = OutputFiles(junit=junit, markdown=markdown, csv=csv, html=html)
-    for run_report in run_command(_read_and_write(folders, files, case), as_json=as_json):
+    files = OutputFiles(junit=junit, markdown=markdown, csv=csv)
+    for run_report in run_command(_read_and_write(folders, files, html, case), as_json=as_json):
         if as_json:
             print_json(report_to_json(run_report))
         else:
@@ -75,22 +75,26 @@ def resume_command(run_report: RunReport) -> str:
     return shlex.join(["quintain", command, configuration.evaluation, "--output", str(run_report.folder)])
 
 
-async def _read_and_write(folders: list[Path], files: OutputFiles, case_id: str | None) -> list[RunReport]:
-    if len(folders) > 1 and not files.is_html_only:
+async def _read_and_write(
+    folders: list[Path], files: OutputFiles, html: Path | None, case_id: str | None
+) -> list[RunReport]:
+    if len(folders) > 1 and files.requested:
         raise ConfigError("--junit, --markdown and --csv are of one run: give one folder, or --html for several")
-    if case_id is not None and (files.html is None or not files.is_html_only):
+    if case_id is not None and (html is None or files.requested):
         raise ConfigError("--case is of the HTML file: give --html, without --junit, --markdown and --csv")
     files.check_writable()
-    if files.html is None or not files.is_html_only:
+    if html is None or files.requested:
         reports = [read_report(folder) for folder in folders]
-        files.write(reports, resume_command(reports[0]), environment())
-        return reports
-    # A folder with trajectories only has nothing but its pages.
-    reports = [read_report(folder) for folder in folders if not has_only_trajectories(folder)]
-    try:
-        write_html_report(files.html, folders, case_id)
-    except ContentMissing as missing:
-        raise ConfigError(f"--case: {missing}") from None
+        files.write(reports[0], resume_command(reports[0]), environment())
+    else:
+        # A folder with trajectories only has nothing but its pages.
+        reports = [read_report(folder) for folder in folders if not has_only_trajectories(folder)]
+    if html is not None:
+        check_writable("html", html)
+        try:
+            write_html_report(html, folders, case_id)
+        except ContentMissing as missing:
+            raise ConfigError(f"--case: {missing}") from None
     return reports
 
 

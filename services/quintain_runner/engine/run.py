@@ -88,7 +88,7 @@ async def run_evaluation(
     and kept.
     """
     evaluation, options = run.evaluation, run.options
-    env = with_proxy_bypass(run.env, backend.gateway_url)
+    env = dict(run.env) if backend.gateway_url is None else with_proxy_bypass(run.env, backend.gateway_url)
     info = await sessions.client.get_info()
     check_targets_available(target_references(run, run.targets), info.available_targets)
     check_turns(run.dataset, run.targets, info.one_question_targets or ())
@@ -261,7 +261,7 @@ class _Execution:
             run_name=run.evaluation.name,
             session=self.session.client,
             client_of=self.backend.client_of,
-            gateway_url=self.backend.gateway_url,
+            gateway_url=self.backend.gateway_url or "",
             graders=self.graders,
             judge_targets=run.judge_targets,
             max_calls=info.max_calls,

@@ -7,17 +7,15 @@ from dataclasses import dataclass
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-import jsonschema_rs
-from jsonschema_rs import FancyRegexOptions, ValidationError, ValidationErrorKind, Validator
 from pydantic import JsonValue
-from rapidfuzz.distance import Levenshtein
 
 from quintain.config.prices import Price
 from quintain.contracts.invoke import NO_TOKENS, Result
 from quintain.errors import ConfigError
 from quintain.graders import Case
+from quintain.runtime.lazy_module import LazyModule
 from quintain_runner.files import (
     InvalidJson,
     extract_fenced_json,
@@ -48,15 +46,21 @@ from quintain_runner.spec.builtin_graders import (
 from quintain_runner.spec.graders import BuiltinGrader
 from quintain_runner.spec.right_answers import EXACT, answer_text, numbers_in, same_json, unreadable_number
 from quintain_runner.untrusted import (
-    BACKTRACK_LIMIT,
     BacktrackLimitExceeded,
     compile_pattern,
+    pattern_options,
     pattern_problem,
     plain_line,
 )
 
+if TYPE_CHECKING:
+    import jsonschema_rs
+    from rapidfuzz.distance import Levenshtein
+else:
+    jsonschema_rs, Levenshtein = LazyModule("jsonschema_rs"), LazyModule("rapidfuzz.distance.Levenshtein")
 
-def build_validator(schema: str | Mapping[str, JsonValue], folder: Path) -> Validator:
+
+def build_validator(schema: str | Mapping[str, JsonValue], folder: Path) -> jsonschema_rs.Validator:
     """Compile a JSON schema, given as a map or as the path of a file relative to ``folder``.
 
     Raises `ConfigError` if the file cannot be read or the schema is invalid.
@@ -71,18 +75,17 @@ def build_validator(schema: str | Mapping[str, JsonValue], folder: Path) -> Vali
             raise ConfigError(f"{where}: it is not JSON: {json_error}") from None
     if not isinstance(content, Mapping | bool):
         raise ConfigError(f"{where}: a JSON schema is an object, such as {{type: object}}")
-    pattern_options = FancyRegexOptions(backtrack_limit=BACKTRACK_LIMIT)
     try:
         return jsonschema_rs.validator_for(
             content if isinstance(content, bool) else dict(content),
             mask="it",
-            pattern_options=pattern_options,
+            pattern_options=pattern_options(),
             offline=True,
         )
-    except ValidationError as error:
+    except jsonschema_rs.ValidationError as error:
         place = ".".join(str(part) for part in error.instance_path)
         reason = error.message
-        if isinstance(error.kind, ValidationErrorKind.Format) and error.kind.format == "regex":
+        if isinstance(error.kind, jsonschema_rs.ValidationErrorKind.Format) and error.kind.format == "regex":
             reason = pattern_problem(str(error.instance))
         raise ConfigError(f"{where}: it is not a JSON schema: {f'{place}: ' if place else ''}{reason}") from None
 
@@ -262,7 +265,7 @@ def _compare_distance(spec: EditDistanceGrader, right: Sequence[JsonValue], answ
     return GraderRow(score=similarity, passed=passed, reason=reason)
 
 
-def _find_json(schema: Validator | None, answer: str) -> GraderRow:
+def _find_json(schema: jsonschema_rs.Validator | None, answer: str) -> GraderRow:
     """The comparison of the contains-json grader."""
     try:
         found = [value for value in json_values_in(answer) if schema is not None or isinstance(value, dict)]
@@ -275,7 +278,7 @@ def _find_json(schema: Validator | None, answer: str) -> GraderRow:
     return _validated(schema, found[-1])
 
 
-def _validate_json(validator: Validator, answer: str, *, fenced: bool) -> GraderRow:
+def _validate_json(validator: jsonschema_rs.Validator, answer: str, *, fenced: bool) -> GraderRow:
     """The comparison of the json-schema grader."""
     try:
         value = read_json(extract_fenced_json(answer) if fenced else answer)
@@ -284,7 +287,7 @@ def _validate_json(validator: Validator, answer: str, *, fenced: bool) -> Grader
     return _validated(validator, value)
 
 
-def _validated(validator: Validator, value: JsonValue) -> GraderRow:
+def _validated(validator: jsonschema_rs.Validator, value: JsonValue) -> GraderRow:
     """Whether a schema allows a value; each violation is a check."""
     violations = [
         violation for violation, _ in zip(validator.iter_errors(value), range(_MAX_SHOWN_VIOLATIONS), strict=False)
@@ -295,7 +298,7 @@ def _validated(validator: Validator, value: JsonValue) -> GraderRow:
     )
 
 
-def _violation_text(violation: ValidationError) -> str:
+def _violation_text(violation: jsonschema_rs.ValidationError) -> str:
     """A schema violation as a sentence with its place in the answer."""
     where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in violation.instance_path)
     return f"{where.removeprefix('.') or 'the answer'}: {violation.message}"

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from quintain.contracts.api_request import ApiRequest, json_text
 from quintain.contracts.invoke import NO_TOKENS, Result
 from quintain_runner.graders.base import GradingContext, GradingResult, PlannedCalls
@@ -18,6 +16,7 @@ from quintain_runner.plan.trials import Trial
 from quintain_runner.results.row import GraderRow
 from quintain_runner.spec.asking_graders import SimilarGrader
 from quintain_runner.spec.right_answers import answer_text
+from quintain_runner.statistics.arrays import np
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 
-import numpy as np
 from pydantic import AliasChoices, Field
 
 from quintain.contracts.message import Message
@@ -15,6 +14,7 @@ from quintain_runner.report.run_report import RunReport
 from quintain_runner.results.row import Row
 from quintain_runner.results.store import KeyHashSet, key_hash
 from quintain_runner.statistics.analysis import paired_differences
+from quintain_runner.statistics.arrays import np
 from quintain_runner.statistics.frame import (
     ROW_PASS,
     ROW_SCORE,

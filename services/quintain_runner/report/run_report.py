@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from quintain.contracts.invoke import content_text
 from quintain_runner.report.progress import ProgressState
 from quintain_runner.report.run_file import RunFile, read_run
 from quintain_runner.report.summary import RunSummary, summarize
 from quintain_runner.results.bill import Bill
-from quintain_runner.results.row import Row
+from quintain_runner.results.row import Row, RowStatus
 from quintain_runner.results.store import current_rows, read_resume_state
 from quintain_runner.statistics.analysis import Analysis, analyse_run
 
@@ -40,6 +41,34 @@ class RunReport:
         for row in current_rows(self.folder):
             if row.column in columns and row.repeat <= self.run.configuration.repeats:
                 yield row
+
+    def worst_rows(self, count: int = 3) -> list[Row]:
+        """The graded rows with the lowest scores that did not pass, one of each case."""
+        worst: dict[str, Row] = {}
+        for row in self.rows():
+            if row.status is not RowStatus.GRADED or row.passed:
+                continue
+            if row.case_id not in worst or _score_of(row) < _score_of(worst[row.case_id]):
+                worst[row.case_id] = row
+            if len(worst) > count:
+                del worst[max(worst, key=lambda case_id: _score_of(worst[case_id]))]
+        return sorted(worst.values(), key=_score_of)
+
+
+def _score_of(row: Row) -> float:
+    return row.score or 0.0
+
+
+def question_text(row: Row) -> str:
+    """What was asked, as one text: the question, or the text of the last message; empty if the row has no contents."""
+    if row.case is None:
+        return ""
+    if row.case.question is not None:
+        return row.case.question
+    contents = [message.content for message in row.case.messages or ()]
+    if not contents and row.case.user is not None:
+        return row.case.user.goal
+    return content_text(contents[-1]) if contents else next(iter(row.case.turns or ()), "")
 
 
 def read_report(folder: Path, summary: RunSummary | None = None) -> RunReport:

@@ -14,17 +14,22 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from io import FileIO
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
-import numpy as np
 from pydantic import ValidationError
 
 from quintain.contracts.message import describe_validation_error
 from quintain.errors import ConfigError, QuintainError
 from quintain.runtime.concurrency import Batcher
+from quintain.runtime.lazy_module import LazyModule
 from quintain_runner.files import atomic_write, exclusive_lock, sync_folder
 from quintain_runner.results.counts import ResumeState
 from quintain_runner.results.row import Row, RowKey
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = LazyModule("numpy")
 
 _DIGEST_BYTES = 8
 
@@ -110,7 +115,7 @@ class RowIndex:
         return self._has_superseded
 
     def _sort(self) -> None:
-        if self._is_sorted:
+        if self._is_sorted or not self._keys:
             return
         keys, offsets = np.frombuffer(self._keys, np.uint64), np.frombuffer(self._offsets, np.uint64)
         order = np.lexsort((offsets, keys))

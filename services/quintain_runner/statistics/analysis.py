@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-import numpy as np
-import numpy.typing as npt
 from pydantic import AliasChoices, Field
 
 from quintain.contracts.message import Message
 from quintain_runner.results.row import Row
 from quintain_runner.spec.grader_options import Reducers, required_repeats
+from quintain_runner.statistics.arrays import np, npt
 from quintain_runner.statistics.frame import (
     ROW_PASS,
     ROW_SCORE,

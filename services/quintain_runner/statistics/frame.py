@@ -9,13 +9,11 @@ import math
 from array import array
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
-
-import numpy as np
-import numpy.typing as npt
+from typing import Literal, NamedTuple, TypeAlias
 
 from quintain_runner.results.row import Row, RowStatus
 from quintain_runner.results.store import key_hash
+from quintain_runner.statistics.arrays import np, npt
 from quintain_runner.statistics.inference import Clusters, Floats
 from quintain_runner.statistics.judge_agreement import VoteFrame, VoteTable
 
@@ -29,7 +27,7 @@ _REPEAT_STRIDE = 0x9E3779B97F4A7C15
 #: Sums are rounded to this many decimal places, so that the order of the additions does not make equal sums differ.
 _ROUND_DIGITS = 12
 
-Hashes = npt.NDArray[np.uint64]
+Hashes: TypeAlias = "npt.NDArray[np.uint64]"
 
 
 class Measure(NamedTuple):
@@ -39,7 +37,7 @@ class Measure(NamedTuple):
     grader: str | None = None
 
 
-Measures = dict[Measure, npt.NDArray[np.float64 | np.int8]]
+Measures: TypeAlias = "dict[Measure, npt.NDArray[np.float64 | np.int8]]"
 
 
 #: The most tags of one field that are counted apart; the rows of all others are counted together as `OTHER_TAGS`.

@@ -6,12 +6,10 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Final
-
-import numpy as np
-import numpy.typing as npt
+from typing import Final, TypeAlias
 
 from quintain.contracts.message import Message
+from quintain_runner.statistics.arrays import np, npt
 
 #: The confidence level of all intervals.
 CONFIDENCE: Final = 0.95
@@ -34,8 +32,8 @@ _BOOTSTRAP_SEED = 20_260_101
 _ROUND_DIGITS = 12
 _NORMAL = NormalDist()
 
-Floats = npt.NDArray[np.float64]
-KindCounts = npt.NDArray[np.int64]
+Floats: TypeAlias = "npt.NDArray[np.float64]"
+KindCounts: TypeAlias = "npt.NDArray[np.int64]"
 
 
 @dataclass(frozen=True, slots=True)

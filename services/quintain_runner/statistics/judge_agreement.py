@@ -9,12 +9,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-import numpy as np
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from quintain.contracts.message import Message
 from quintain_runner.results.answer import is_none
 from quintain_runner.results.row import GraderRow
+from quintain_runner.statistics.arrays import np
 from quintain_runner.statistics.inference import Clusters, Floats, Interval, bootstrap_interval, share_interval
 from quintain_runner.statistics.significance import Difference, differences_of
 

@@ -7,13 +7,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-import numpy as np
-import numpy.typing as npt
 from pydantic import Field
 
 from quintain.contracts.message import Message
 from quintain_runner.results.labels import answer_sha256
 from quintain_runner.results.row import Row
+from quintain_runner.statistics.arrays import np, npt
 from quintain_runner.statistics.frame import case_hash, clusters_by_case, trial_hash
 from quintain_runner.statistics.inference import Clusters, Floats, Interval, MeanEstimate, mean_estimate, share_interval
 from quintain_runner.statistics.significance import SignificanceTest, differences_of

@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from statistics import NormalDist
 from typing import Final, Literal
 
-import numpy as np
-
 from quintain.contracts.message import Message
+from quintain_runner.statistics.arrays import np
 from quintain_runner.statistics.inference import (
     MAX_DRAWS,
     MAX_RESAMPLES,

@@ -34,6 +34,9 @@ JSON_CONTENT_TYPE = "application/json"
 #: Default timeout of a publish, in seconds.
 PUBLISH_TIMEOUT_SECONDS = 30.0
 
+#: The interval of AMQP heartbeats where the URL names none, in seconds.
+HEARTBEAT_SECONDS = 15
+
 #: Default timeout of deleting a queue, in seconds.
 DELETE_TIMEOUT_SECONDS = 5.0
 

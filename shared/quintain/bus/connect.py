@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
 
-from quintain.bus.base import PUBLISH_TIMEOUT_SECONDS, Bus
+from quintain.bus.base import HEARTBEAT_SECONDS, PUBLISH_TIMEOUT_SECONDS, Bus
 from quintain.bus.memory import MemoryBroker
-from quintain.bus.rabbit import RabbitBus
-from quintain.bus.rabbit_connection import HEARTBEAT_SECONDS
 from quintain.errors import ConfigError
+from quintain.runtime.lazy_module import LazyModule
+
+if TYPE_CHECKING:
+    from quintain.bus import rabbit
+else:
+    rabbit = LazyModule("quintain.bus.rabbit")
 
 
 async def connect_bus(
@@ -34,7 +39,7 @@ async def connect_bus(
             )
         return memory.connect()
     if url.startswith(("amqp://", "amqps://")):
-        bus = RabbitBus(url, name, declare_seconds=declare_seconds, heartbeat_seconds=heartbeat_seconds)
+        bus = rabbit.RabbitBus(url, name, declare_seconds=declare_seconds, heartbeat_seconds=heartbeat_seconds)
         await bus.start(timeout_seconds)
         return bus
     raise ConfigError(f"QUINTAIN_BROKER_URL is {url.partition(':')[0]!r}: use amqp://, amqps:// or memory://")

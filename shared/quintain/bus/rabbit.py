@@ -23,6 +23,7 @@ from pamqp.header import ContentHeader
 
 from quintain.bus.base import (
     DELETE_TIMEOUT_SECONDS,
+    HEARTBEAT_SECONDS,
     PUBLISH_TIMEOUT_SECONDS,
     Consumer,
     Envelope,
@@ -34,7 +35,6 @@ from quintain.bus.base import (
 from quintain.bus.failure_log import FailureLog
 from quintain.bus.rabbit_connection import (
     CONNECTION_ERRORS,
-    HEARTBEAT_SECONDS,
     RETRY_SECONDS,
     TRANSLATED_ERRORS,
     RabbitConnection,

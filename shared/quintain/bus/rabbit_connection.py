@@ -23,7 +23,7 @@ from aio_pika.abc import AbstractConnection
 from aio_pika.connection import make_url
 from aiormq import exceptions as amqp
 
-from quintain.bus.base import PUBLISH_TIMEOUT_SECONDS
+from quintain.bus.base import HEARTBEAT_SECONDS, PUBLISH_TIMEOUT_SECONDS
 from quintain.bus.failure_log import FailureLog
 from quintain.contracts.credentials import mask_tokens
 from quintain.errors import BrokerRefused, BrokerUnavailable, BusError, ConfigError, QueueFull, Unroutable
@@ -32,8 +32,6 @@ from quintain.settings import all_node_urls, without_password
 from quintain.topology import Exchange
 
 CONNECT_TIMEOUT_SECONDS = 10.0
-#: The interval of AMQP heartbeats where the URL names none, in seconds.
-HEARTBEAT_SECONDS = 15
 #: Pause before a lost consumer is started again or a publish is repeated, in seconds.
 RETRY_SECONDS = 0.2
 

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
-from typing import Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 from urllib.parse import urlsplit
 
-import genai_prices
-from genai_prices.data_snapshot import get_snapshot
-from genai_prices.types import StartDateConstraint, TieredPrices
 from pydantic import Field, PlainSerializer
 
 from quintain.config.program_targets import ProgramTarget
 from quintain.config.targets import AnthropicTarget, OpenAITarget, PydanticAITarget, TargetConfig, TargetTarget
 from quintain.contracts.invoke import TokenUsage
 from quintain.contracts.message import Message
+from quintain.runtime.lazy_module import LazyModule
+
+if TYPE_CHECKING:
+    import genai_prices
+    from genai_prices import data_snapshot, types
+else:
+    genai_prices = LazyModule("genai_prices")
+    data_snapshot, types = LazyModule("genai_prices.data_snapshot"), LazyModule("genai_prices.types")
 
 _MILLION = Decimal(1_000_000)
 
@@ -166,8 +172,14 @@ def _price_of(target: TargetConfig) -> Price | None:
     return list_price(vendor, target.base_url, model)
 
 
-#: The source of a list price, as stored in ``run.json``.
-LISTED = f"genai-prices {importlib.metadata.version('genai-prices')}"
+@functools.cache
+def list_source() -> str:
+    """Return the source of a list price, as stored in ``run.json``."""
+    return f"genai-prices {importlib.metadata.version('genai-prices')}"
+
+
+#: The hosts of servers on this machine, which no list has.
+_LOCAL_HOSTS: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 #: The prices of the list, in the order of `TokenPrices`.
 _LIST_NAMES = ("input_mtok", "output_mtok", "cache_read_mtok", "cache_write_mtok", "cache_write_1h_mtok")
@@ -175,6 +187,8 @@ _LIST_NAMES = ("input_mtok", "output_mtok", "cache_read_mtok", "cache_write_mtok
 
 def list_price(provider: str, base_url: str | None, model: str) -> Price | None:
     """The list price of a model, as of today; None if it has none, as for a self-hosted server."""
+    if base_url is not None and urlsplit(base_url).hostname in _LOCAL_HOSTS:
+        return None
     usage = genai_prices.Usage(input_tokens=1, output_tokens=1)
     try:
         if base_url is None:
@@ -186,12 +200,12 @@ def list_price(provider: str, base_url: str | None, model: str) -> Price | None:
     listed = [getattr(calculation.model_price, name, None) for name in _LIST_NAMES]
     if listed[0] is None or listed[1] is None:
         return None
-    starts = {tier.start for price in listed if isinstance(price, TieredPrices) for tier in price.tiers}
+    starts = {tier.start for price in listed if isinstance(price, types.TieredPrices) for tier in price.tiers}
     return Price(
         **_prices_above(listed, 0),
         tiers=[PriceTier(**_prices_above(listed, start + 1), above_input_tokens=start) for start in sorted(starts)],
         context_window=calculation.model.context_window,
-        source=LISTED,
+        source=list_source(),
     )
 
 
@@ -200,7 +214,7 @@ def _prices_above(listed: Sequence[object], input_tokens: int) -> dict[str, Any]
     prices: dict[str, Any] = {}
     for name, price in zip(TokenPrices.model_fields, listed, strict=True):
         prices[name] = price
-        if isinstance(price, TieredPrices):
+        if isinstance(price, types.TieredPrices):
             prices[name] = price.base
             for tier in price.tiers:
                 prices[name] = tier.price if input_tokens > tier.start else prices[name]
@@ -209,10 +223,10 @@ def _prices_above(listed: Sequence[object], input_tokens: int) -> dict[str, Any]
 
 def source_text(price: Price) -> str:
     """Say where a price is from: a list with the date of its newest price, than which it is no older."""
-    if price.source != LISTED:
+    if price.source != list_source():
         return price.source
     today = datetime.now(UTC).date()
-    models = [model for provider in get_snapshot().providers for model in provider.models]
+    models = [model for provider in data_snapshot.get_snapshot().providers for model in provider.models]
     conditions = [price.constraint for model in models if isinstance(model.prices, list) for price in model.prices]
-    dates = [each.start_date for each in conditions if isinstance(each, StartDateConstraint)]
-    return f"{LISTED}, prices of {max(each for each in dates if each <= today)}"
+    dates = [each.start_date for each in conditions if isinstance(each, types.StartDateConstraint)]
+    return f"{price.source}, prices of {max(each for each in dates if each <= today)}"

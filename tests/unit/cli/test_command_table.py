@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from quintain_cli.__main__ import COMMANDS, GROUPS, LazyCommand, app, main, summary_of
+from support.command_line import clean_environment
 
 
 @pytest.mark.parametrize("words", COMMANDS)
@@ -51,3 +54,30 @@ def test_neither_help_nor_the_version_imports_a_command(option: str) -> None:
     ours = {name for name in loaded if name.startswith("quintain")}
     assert ours == {"quintain_cli", "quintain_cli.__main__"}
     assert loaded.isdisjoint({"pydantic", "rich", "aio_pika", "asyncio"})
+
+
+#: What takes long to import, and only some runs need.
+ON_DEMAND = {
+    "aio_pika", "aiohttp", "genai_prices", "jinja2", "jsonschema_rs", "quintain_gateway", "quintain_view", "rapidfuzz",
+    "starlette", "uvicorn",
+}  # fmt: skip
+
+
+def test_a_run_imports_no_library_that_it_does_not_use(tmp_path: Path) -> None:
+    (tmp_path / "quintain.yaml").write_text('{targets: {m: {provider: mock, response: "4"}}}')
+    (tmp_path / "eval.yaml").write_text("{dataset: cases.jsonl, graders: [{name: same, builtin: exact}]}")
+    (tmp_path / "cases.jsonl").write_text(json.dumps({"id": "1", "question": "2 + 2?", "expected": "4"}))
+    words = (
+        "import sys; from quintain_cli.__main__ import LazyCommand, app; "
+        "LazyCommand('run', 'run:run').load_command(); print(*sys.modules, file=sys.stderr); "
+        "app(['run', 'eval.yaml', '--json'], standalone_mode=False); "
+        "print(*sys.modules, file=sys.stderr)"
+    )
+    command = [sys.executable, "-c", words]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, check=True, timeout=60
+    )
+    started, *_, ended = (set(line.split()) for line in done.stderr.splitlines())
+    assert json.loads(done.stdout)["exitCode"] == 0
+    assert started.isdisjoint({*ON_DEMAND, "numpy"})
+    assert ended.isdisjoint(ON_DEMAND)

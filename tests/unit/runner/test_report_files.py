@@ -228,3 +228,10 @@ def test_a_folder_that_is_no_runs_is_refused(tmp_path: Path, content: str | None
         (tmp_path / "run.json").write_text(content)
     with pytest.raises(ConfigError, match=says):
         read_report(tmp_path)
+
+
+def test_the_worst_rows_are_those_with_the_lowest_scores_one_of_each_case(tmp_path: Path) -> None:
+    scores = [("1", 0.4), ("2", 1.0), ("3", 0.2), ("4", 0.3), ("1", 0.1)]
+    rows = [graded_row(case_id, score, repeat=n) for n, (case_id, score) in enumerate(scores, start=1)]
+    report = write_results(tmp_path / "run", [*rows, errored_row("5")], repeats=5)
+    assert [(row.case_id, row.score) for row in report.worst_rows(2)] == [("1", 0.1), ("3", 0.2)]

@@ -8,7 +8,7 @@ from typing import Literal
 import pytest
 
 from quintain.config.nested_models import TargetPrice
-from quintain.config.prices import LISTED, Price, known_prices, target_price
+from quintain.config.prices import Price, known_prices, list_source, target_price
 from quintain.config.targets import AnthropicTarget, MockTarget, OpenAITarget, TargetConfig, TargetTarget
 from quintain.contracts.invoke import TokenUsage
 from quintain.contracts.session import CostUsage, UsageLine
@@ -39,7 +39,7 @@ def test_the_configured_price_is_taken_before_the_list() -> None:
     assert found.of(TokenUsage(input=2_000_000, output=1_000_000)) == Decimal("0.9")
     listed = target_price(OpenAITarget(provider="openai", model="gpt-4o"))
     assert (listed.input_per_million, listed.output_per_million) == (Decimal("2.5"), Decimal(10))
-    assert (listed.source, listed.tiers) == (LISTED, [])
+    assert (listed.source, listed.tiers) == (list_source(), [])
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,11 @@ import pytest
 
 from quintain.contracts.invoke import TokenUsage
 from quintain_runner.report.run_file import read_run
-from quintain_runner.results.row import GraderRow, Row, RowCase, RowStatus
+from quintain_runner.results.row import GraderRow, Row, RowStatus
 from quintain_runner.spec.grader_options import Reducers
 from quintain_view import index_reader
 from quintain_view.filters import Repeats, Shown, SortOrder, TrialFilter, TrialState
-from quintain_view.index_reader import IndexReader, RowMoved, open_index, read_rows, worst_answers
+from quintain_view.index_reader import IndexReader, RowMoved, open_index, read_rows
 from quintain_view.index_writer import IndexProgress, index_path, update_index, update_index_step
 from support.results_folder import errored_row, graded_row, write_results
 
@@ -223,16 +223,6 @@ def test_a_row_that_moved_is_not_shown_as_another(tmp_path: Path) -> None:
     for places, case_id in (([(0, len(line))], "2"), ([(3, len(line))], "1"), ([(0, len(line) - 5)], "1")):
         with pytest.raises(RowMoved):
             read_rows(tmp_path, places, case_id)
-
-
-def test_the_worst_answers_have_the_lowest_scores_and_their_texts(folder: Path) -> None:
-    case = RowCase(question="Where?", expected={"city": "Bern"})
-    write_rows(folder, [graded_row("worse", 0.1).model_copy(update={"case": case})], mode="ab")
-    update_index(folder)
-    worst = worst_answers(folder, 2)
-    assert [(one.case_id, one.score) for one in worst] == [("worse", 0.1), ("low", 0.2)]
-    assert (worst[0].question, worst[0].expected, worst[0].answer) == ("Where?", '{"city": "Bern"}', "answer")
-    assert (update_index(folder / "none").rows, worst_answers(folder / "none")) == (0, [])
 
 
 def test_a_case_of_many_rows_is_found_by_the_words_of_each(tmp_path: Path) -> None:
