@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from generate.markdown import code, from_docstring, table
-from quintain.config.nested_models import NESTED_MODELS
+from quintain.config.target_fields import NESTED_MODELS
 from quintain.config.targets import TARGET_MODELS, QuotaConcurrency, QuotaConfig
 from quintain.programs.sandbox import Sandbox
 from quintain_runner.spec.asking_graders import RubricCriterion

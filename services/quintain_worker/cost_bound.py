@@ -16,9 +16,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
-from quintain.config.nested_models import TargetChildSession
 from quintain.config.prices import Price, PriceTier
 from quintain.config.program_targets import ProgramTarget
+from quintain.config.target_fields import TargetChildSession
 from quintain.config.targets import ModelTarget, PydanticAITarget, TargetConfig, TargetTarget
 from quintain.contracts.api_request import ApiRequest
 from quintain.contracts.invoke import InvokeRequest, InvokeSettings

@@ -26,10 +26,9 @@ from quintain.errors import ConfigError
 from quintain.fleet.beats import ServiceIdentity
 from quintain.observe.health import OpsEndpoints
 from quintain.programs.agent_gateway import forward_agent_urls
-from quintain.programs.agent_urls import NO_GATEWAY, AgentUrl, AgentUrls
+from quintain.programs.agent_urls import NO_GATEWAY, AgentUrl, AgentUrls, set_by_session
 from quintain.programs.processes import ProcessMark, adopt_orphans, reap_orphans
 from quintain.programs.program import secrets_of
-from quintain.programs.session_variables import set_by_session
 from quintain.rpc.broker_probe import report_ready
 from quintain.settings import Settings, add_variables, environment, read_settings
 from quintain_cli.console import StopSignal, handle_stop_signals, run_command, set_up_logging

@@ -18,7 +18,7 @@ from quintain.contracts.session import Info
 from quintain.errors import BusError, ConfigError, Fault
 from quintain.observe import logs, semconv
 from quintain.observe.spans import span
-from quintain.programs.session_variables import with_proxy_bypass
+from quintain.programs.agent_urls import with_proxy_bypass
 from quintain_runner.engine.backend import Backend
 from quintain_runner.engine.comparisons import Comparisons, open_comparisons
 from quintain_runner.engine.cost_gate import CostGate

@@ -14,8 +14,8 @@ from quintain.contracts.session import OpenSession, SessionOpened
 from quintain.errors import Fault
 from quintain.graders import GraderInput
 from quintain.observe.spans import TRACEPARENT_VARIABLE, current_traceparent
+from quintain.programs.agent_urls import session_variables
 from quintain.programs.program import Program, script_path, withheld_variables
-from quintain.programs.session_variables import session_variables
 from quintain_runner.graders.base import (
     SESSION_LEAD_SECONDS,
     GradingContext,

@@ -20,8 +20,7 @@ from quintain.programs.program import (
     start_problem,
     withheld_variables,
 )
-from quintain_worker.providers.agents.framework import check_agent
-from quintain_worker.providers.agents.program import program_confinement
+from quintain_worker.providers.agents.program import check_agent, program_confinement
 from quintain_worker.providers.provider import Provider, ProviderContext
 from quintain_worker.providers.python_callable import check_function
 
@@ -29,7 +28,7 @@ ProviderFactory = Callable[[str, TargetConfig, ProviderContext], Provider]
 
 #: Provider kind → its factory as ``module:function``. Imported on demand, because a kind's extra may not be installed.
 _FACTORIES = {
-    "agent": "quintain_worker.providers.agents.framework:agent_provider",
+    "agent": "quintain_worker.providers.agents.program:agent_provider",
     "anthropic": "quintain_worker.providers.model_api:model_provider",
     "command": "quintain_worker.providers.agents.command:command_provider",
     "http": "quintain_worker.providers.agents.http_endpoint:http_provider",

@@ -9,9 +9,8 @@ from urllib.parse import urlsplit
 from pydantic import Field, JsonValue, ValidationInfo, field_validator, model_validator
 
 from quintain.config.http_template import JsonPointer, placeholders_of
-from quintain.config.nested_models import HttpStream, HttpUsage
 from quintain.config.secrets import holds_reference, is_secret_header, iterate_strings, referenced_values
-from quintain.config.target_fields import TargetFields, WatchedTarget, is_unresolved
+from quintain.config.target_fields import HttpStream, HttpUsage, TargetFields, WatchedTarget, is_unresolved
 
 #: Headers that a request has anyway: they say where it goes and where it ends.
 _RESERVED_HEADERS = frozenset(

@@ -12,7 +12,6 @@ from pydantic import JsonValue, ValidationError
 from pydantic.json_schema import models_json_schema
 
 from quintain.config.file_errors import ModelsByPlace, config_error, did_you_mean, suggestion, validation_messages
-from quintain.config.nested_models import NESTED_MODELS
 from quintain.config.secrets import (
     find_variables,
     format_path,
@@ -21,7 +20,7 @@ from quintain.config.secrets import (
     substitute,
     syntax_errors,
 )
-from quintain.config.target_fields import UNRESOLVED_CONTEXT_KEY
+from quintain.config.target_fields import NESTED_MODELS, UNRESOLVED_CONTEXT_KEY
 from quintain.config.targets import TARGET_MODELS, QuotaConcurrency, QuotaConfig, TargetConfig
 from quintain.config.yaml_file import read_yaml
 from quintain.contracts.values import TARGET_NAME_PATTERN, is_target_name

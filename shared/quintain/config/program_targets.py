@@ -10,12 +10,17 @@ from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from quintain.config.nested_models import Positive, TargetChildSession
 from quintain.config.secrets import without_references
-from quintain.config.target_fields import PythonReference, TargetFields, TimeLimit, WatchedTarget
-from quintain.programs.agent_urls import BASE_URL
+from quintain.config.target_fields import (
+    Positive,
+    PythonReference,
+    TargetChildSession,
+    TargetFields,
+    TimeLimit,
+    WatchedTarget,
+)
+from quintain.programs.agent_urls import BASE_URL, set_by_session
 from quintain.programs.sandbox import SandboxOption
-from quintain.programs.session_variables import set_by_session
 
 #: Placeholders in a command's arguments; each is replaced by the path of a file created for the call.
 PLACEHOLDERS = ("prompt_file", "system_prompt_file", "output_file")

@@ -16,9 +16,17 @@ from urllib.parse import urlsplit
 from pydantic import BeforeValidator, Field, FiniteFloat, SecretStr, ValidationInfo, field_validator, model_validator
 
 from quintain.config.http_targets import HttpTarget
-from quintain.config.nested_models import MockUsage, Positive, StrictModel, TargetChildSession, TargetSettings
 from quintain.config.program_targets import AgentTarget, CommandTarget, PythonTarget
-from quintain.config.target_fields import TargetFields, WatchedTarget, is_unresolved
+from quintain.config.target_fields import (
+    MockUsage,
+    Positive,
+    StrictModel,
+    TargetChildSession,
+    TargetFields,
+    TargetSettings,
+    WatchedTarget,
+    is_unresolved,
+)
 from quintain.contracts.api_request import ApiName
 from quintain.contracts.invoke import InvokeSettings
 from quintain.contracts.ledger import TargetCard

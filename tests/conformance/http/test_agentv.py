@@ -16,7 +16,7 @@ import httpx2
 import pytest
 import pytest_asyncio
 
-from quintain.programs.session_variables import session_variables
+from quintain.programs.agent_urls import session_variables
 from support.agentv_requests import CONFIG, DEFAULT_TARGET, RECORDED, REQUESTS, TARGETS, AgentVRequest, answer_of
 from support.gateway_client import GatewayClient, open_gateway_client, open_raw_connection, request_head
 from support.memory_fleet import MemoryFleet, memory_fleet

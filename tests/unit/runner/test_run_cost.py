@@ -7,8 +7,8 @@ from typing import Literal
 
 import pytest
 
-from quintain.config.nested_models import TargetPrice
 from quintain.config.prices import Price, known_prices, list_source, target_price
+from quintain.config.target_fields import TargetPrice
 from quintain.config.targets import AnthropicTarget, MockTarget, OpenAITarget, TargetConfig, TargetTarget
 from quintain.contracts.invoke import TokenUsage
 from quintain.contracts.session import CostUsage, UsageLine

@@ -33,7 +33,7 @@ from quintain.errors import (
 from quintain.graders import Case
 from quintain.observe.semconv import SpanStart
 from quintain.observe.spans import span
-from quintain.programs.session_variables import session_variables, with_proxy_bypass
+from quintain.programs.agent_urls import session_variables, with_proxy_bypass
 from quintain_runner.engine.trial import run_trial
 from quintain_runner.engine.trial_budget import TrialBudget
 from quintain_runner.graders import base as retry

@@ -17,9 +17,8 @@ from quintain.contracts.invoke import InvokeRequest, TokenUsage
 from quintain.contracts.quota import TryOutcome
 from quintain.errors import BadRequest, ConfigError, ProviderFailed, ReplyTooLarge, TargetUnavailable, TimedOut
 from quintain.programs.program import Program
-from quintain_worker.providers import kept_process
+from quintain_worker.providers import python_callable
 from quintain_worker.providers.factory import build_provider, check_program, check_provider
-from quintain_worker.providers.kept_process import KeptProcess, RunningProcess
 from quintain_worker.providers.provider import (
     Billing,
     CallHolder,
@@ -29,8 +28,8 @@ from quintain_worker.providers.provider import (
     ProviderFailure,
     StartedProvider,
 )
-from quintain_worker.providers.python_callable import PythonProvider
-from quintain_worker.providers.python_function import load_function, wrong_uses
+from quintain_worker.providers.python_callable import KeptProcess, PythonProvider, RunningProcess
+from quintain_worker.providers.python_process import load_function, wrong_uses
 from support.waiting import wait_until
 
 QUESTION = InvokeRequest(question="How are you?")
@@ -402,7 +401,7 @@ def run(request):
 async def test_a_thread_that_hangs_after_its_deadline_ends_its_process_after_the_other_calls(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kept_process, "GRACE_SECONDS", 0.01)
+    monkeypatch.setattr(python_callable, "GRACE_SECONDS", 0.01)
     async with started(folder, HANGING) as provider:
         pid = await text_of(provider, "who")
         neighbour = ask(provider, "wait")

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import secrets
+import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from quintain.config.program_targets import ProgramTarget
+from quintain.agents.recognition import SENDS_NOTHING
+from quintain.config.program_targets import AgentTarget, ProgramTarget
 from quintain.contracts.agents import Turn
 from quintain.contracts.invoke import InvokeRequest
 from quintain.errors import (
@@ -22,7 +24,7 @@ from quintain.errors import (
     ReplyTooLarge,
     TimedOut,
 )
-from quintain.programs.agent_urls import AgentUrl
+from quintain.programs.agent_urls import NO_GATEWAY, AgentUrl, AgentUrls
 from quintain.programs.line_program import LineProgram, ProgramEnded, line_program
 from quintain.programs.program import (
     CannotStart,
@@ -45,7 +47,13 @@ from quintain_worker.providers.agents.lines import (
 )
 from quintain_worker.providers.agents.session import AgentModels
 from quintain_worker.providers.conversation import ignored_settings, prompts_of, refusal
-from quintain_worker.providers.program_starts import not_ready_failure, quoted_end, read_ready, start_failure
+from quintain_worker.providers.program_starts import (
+    check_ready,
+    not_ready_failure,
+    quoted_end,
+    read_ready,
+    start_failure,
+)
 from quintain_worker.providers.provider import (
     Billing,
     CallHolder,
@@ -285,3 +293,34 @@ class AgentProgramProvider(SessionScopedProvider, ConversationHolder):
 def _key(session_id: str, conversation_id: str) -> str:
     """Return the name of a conversation in the pool: no other session has a turn in it."""
     return f"{session_id} {conversation_id}"
+
+
+def agent_provider(name: str, target: AgentTarget, context: ProviderContext) -> AgentProgramProvider:
+    """Create the agent provider of this target. Raises `ConfigError` if this machine cannot confine its program."""
+    check_confinement(name, target, context)
+    models = AgentModels.of_target(name, target.child_session, context)
+    return AgentProgramProvider(name, _program(target, context), models)
+
+
+def check_agent(name: str, target: AgentTarget, context: ProviderContext) -> bool:
+    """Import the agent in a process of its own, and return whether it takes turns.
+
+    Raises `ConfigError`, which says why it cannot be used.
+    """
+    agent = _program(target, context, "--check")
+    program = agent.program
+    if target.child_session is not None:
+        # Clients are made at import, and take the URL then.
+        program = AgentUrls(NO_GATEWAY).add().given_to(program)
+    try:
+        ready = check_ready(program)
+    except ConfigError as error:
+        raise ConfigError(f"targets.{name}: {error.message}") from None
+    takes_turns: bool = ready["turns"]
+    return takes_turns
+
+
+def _program(target: AgentTarget, context: ProviderContext, *options: str) -> AgentCommand:
+    own = {name: value for name, value in SENDS_NOTHING.items() if name not in target.env_from}
+    target = target.model_copy(update={"env": {**own, **target.env}})
+    return agent_of(target, context, [sys.executable, "-m", "quintain.agents", *options, target.agent], is_kept=True)

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from quintain.bus.base import Bus
-from quintain.config.nested_models import TargetChildSession
+from quintain.config.target_fields import TargetChildSession
 from quintain.contracts.agents import AgentStep
 from quintain.contracts.headers import TOKEN_HEADER
 from quintain.contracts.ledger import OpenChild
