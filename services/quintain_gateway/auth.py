@@ -15,7 +15,7 @@ from starlette.requests import Request
 from quintain.client.admin import Admin
 from quintain.client.amqp_transport import AmqpTransport
 from quintain.client.client import Client
-from quintain.client.sessions import AnsweredCalls, CallGroups, DefaultTargets
+from quintain.client.sessions import Sessions
 from quintain.contracts import credentials
 from quintain.contracts.credentials import SessionToken
 from quintain.contracts.session import Info
@@ -61,8 +61,7 @@ class FleetGateway:
         #: The calls that go on for the retries of clients that disconnected.
         self.retry_window: RetryWindow = RetryWindow(limits.retry_window_seconds)
         self._info_received_at = -math.inf
-        self._answered, self._default_targets = AnsweredCalls(), DefaultTargets()
-        self._groups = CallGroups(rpc_client)
+        self._sessions = Sessions(rpc_client, clock)
         #: Token → the transport of the session's requests; it is garbage-collected after them and their cancellations.
         self._transports: weakref.WeakValueDictionary[str, CountingTransport] = weakref.WeakValueDictionary()
 
@@ -88,14 +87,7 @@ class FleetGateway:
         transport = self._transports.get(token.text)
         if transport is None:
             transport = self._transports[token.text] = CountingTransport(
-                self.rpc_client,
-                token.text,
-                self.clock,
-                self._answered,
-                self._default_targets,
-                self._groups,
-                metrics=self.metrics,
-                on_info=self._on_info,
+                self.rpc_client, token.text, self._sessions, metrics=self.metrics, on_info=self._on_info
             )
         client = Client(transport)
         if asyncio.get_running_loop().time() - self._info_received_at > CLOCK_MAX_AGE_SECONDS:
@@ -107,7 +99,7 @@ class FleetGateway:
 
         Raises `Unauthorized` if there is no bearer token.
         """
-        return Admin(AmqpTransport(self.rpc_client, bearer_token(request), self.clock))
+        return Admin(AmqpTransport(self.rpc_client, bearer_token(request)))
 
     def _count_request(self, context: RequestContext) -> None:
         """Count a request of its session until its end, so that no session takes the connections of all others."""

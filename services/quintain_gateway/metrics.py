@@ -13,7 +13,7 @@ from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily
 
 from quintain.client.amqp_transport import AmqpTransport
-from quintain.client.sessions import AnsweredCalls, CallGroups, DefaultTargets
+from quintain.client.sessions import Sessions
 from quintain.client.transport import InvokeCall
 from quintain.contracts.api_request import ApiRequest
 from quintain.contracts.invoke import InvokeRequest, Result
@@ -22,7 +22,6 @@ from quintain.errors import BusError, Cancelled, Fault
 from quintain.observe.metrics import ServiceMetrics
 from quintain.routes import ReplyT, RequestT, Route
 from quintain.rpc.requests import RpcClient
-from quintain.timings import Clock
 
 #: The label of a call that named no target and has no result that names the default one.
 DEFAULT_TARGET_LABEL = "(default)"
@@ -107,19 +106,16 @@ class CountingTransport(AmqpTransport):
     ``on_info`` is called with each `Info` reply.
     """
 
-    def __init__(  # noqa: PLR0913 -- those of `AmqpTransport`, and its own two
+    def __init__(
         self,
         rpc_client: RpcClient,
         token: str,
-        clock: Clock,
-        answered: AnsweredCalls,
-        default_targets: DefaultTargets,
-        groups: CallGroups,
+        sessions: Sessions,
         *,
         metrics: GatewayMetrics,
         on_info: Callable[[Info], None],
     ) -> None:
-        super().__init__(rpc_client, token, clock, answered, default_targets, groups)
+        super().__init__(rpc_client, token, sessions)
         self._metrics, self._on_info = metrics, on_info
 
     async def invoke(self, call: InvokeCall) -> Result:

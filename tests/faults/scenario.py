@@ -16,7 +16,7 @@ from quintain.client.client import Client
 from quintain.contracts.invoke import InvokeRequest
 from quintain.contracts.session import SessionOpened
 from support.process_fleet import Process, ProcessFleet
-from support.recording_bus import NoDefaultTargets, RecordingClient, recording_client
+from support.recording_bus import RecordingClient, recording_client
 
 #: A provider that works for a while and keeps its own count, outside of everything that is broken here. Every answer
 #: of it is another one: two answers to one call cannot be taken for the same. Its ``TEST_DIES_IN_CALL``-th call kills
@@ -193,9 +193,7 @@ class FaultScenario:
         max_calls = LOAD_MAX_CALLS if self.load else self.max_calls or len(self.questions)
         session = await asyncio.to_thread(self.fleet.open_session, "bot", max_calls)
         before = asyncio.all_tasks()
-        async with recording_client(
-            self.fleet.broker_url, session.token, default_targets=NoDefaultTargets()
-        ) as evaluator_client:
+        async with recording_client(self.fleet.broker_url, session.token, knows_defaults=False) as evaluator_client:
             outcomes = await self._send_all(evaluator_client, inject_fault)
             info = await wait_until_idle(evaluator_client.client)
             repeated_outcomes = await self._send_again(evaluator_client.client, outcomes)

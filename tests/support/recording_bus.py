@@ -12,7 +12,7 @@ from quintain.bus.base import Bus, Consumer, Delivery, Handler
 from quintain.bus.connect import connect_bus
 from quintain.client.amqp_transport import AmqpTransport
 from quintain.client.client import Client
-from quintain.client.sessions import DefaultTargets
+from quintain.client.sessions import DefaultTargets, Sessions
 from quintain.contracts.group import REPLY_GROUP_TYPE
 from quintain.contracts.headers import REQUEST_ID_HEADER
 from quintain.contracts.invoke import FaultReply, Result
@@ -69,13 +69,14 @@ class NoDefaultTargets(DefaultTargets):
 
 
 @contextlib.asynccontextmanager
-async def recording_client(
-    url: str, token: str, *, default_targets: DefaultTargets | None = None
-) -> AsyncIterator[RecordingClient]:
+async def recording_client(url: str, token: str, *, knows_defaults: bool = True) -> AsyncIterator[RecordingClient]:
     """A client on a connection of its own, closed at the end."""
     bus = RecordingBus(await connect_bus(url))
     rpc_client, clock = RpcClient(bus), Clock()
-    client = Client(AmqpTransport(rpc_client, token, clock, default_targets=default_targets))
+    sessions = Sessions(rpc_client, clock)
+    if not knows_defaults:
+        sessions.default_targets = NoDefaultTargets()
+    client = Client(AmqpTransport(rpc_client, token, sessions))
     try:
         await rpc_client.start()
         clock.synchronize((await client.get_info()).now)

@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from functools import cached_property, partial
 
 from quintain.bus.base import HeaderValue
-from quintain.client.publish_windows import PublishWindows
-from quintain.client.sessions import AnsweredCalls, CallGroups, DefaultTargets
+from quintain.client.sessions import Sessions
 from quintain.client.transport import (
     ACCEPTED,
     OPERATION_TIMEOUT_SECONDS,
@@ -62,7 +61,6 @@ from quintain.routes import CANCEL, INFO, INVOKE, RELEASE, RESERVE, ReplyT, Requ
 from quintain.rpc.requests import RpcClient, RpcRequest, parse_reply
 from quintain.rpc.server import log_defect
 from quintain.runtime.concurrency import BatchSender, cancel_and_wait
-from quintain.timings import Clock
 from quintain.topology import CONVERSATION, target_of_key
 
 log = logging.getLogger(__name__)
@@ -85,28 +83,17 @@ MAX_CANCELLED = 1000
 class AmqpTransport:
     """Implements `Transport` with one session token over an `RpcClient` that several transports may share.
 
-    ``clock`` is the metadata service's clock, which may be shared too, and so may the calls ``answered`` and the
-    ``default_targets`` and the ``groups``.
+    ``sessions`` is what is known of its sessions, which transports over one `RpcClient` may share too.
     """
 
-    def __init__(
-        self,
-        rpc_client: RpcClient,
-        token: str,
-        clock: Clock | None = None,
-        answered: AnsweredCalls | None = None,
-        default_targets: DefaultTargets | None = None,
-        groups: CallGroups | None = None,
-    ) -> None:
-        self.clock = clock or Clock()
-        self._answered = answered or AnsweredCalls()
-        self._default_targets = default_targets or DefaultTargets()
-        self._groups = groups or CallGroups(rpc_client)
+    def __init__(self, rpc_client: RpcClient, token: str, sessions: Sessions | None = None) -> None:
+        sessions = sessions or Sessions(rpc_client)
+        self.clock, self._answered = sessions.clock, sessions.answered
+        self._default_targets, self._groups = sessions.default_targets, sessions.groups
         self._rpc_client, self._authorization = rpc_client, Authorization(token)
         self._session_id = self._authorization.session_id
         self._cancellations = BatchSender[None, str](self._cancel)
         self._info_task: asyncio.Task[None] | None = None
-        self._windows = PublishWindows(self._groups.may_have_quota)
 
     async def close(self) -> None:
         """Wait a few seconds for cancellations that are being sent."""
@@ -228,30 +215,13 @@ class AmqpTransport:
         return await self._default_targets.resolve(self._session_id, partial(self._read_info, seconds))
 
     async def _send_until_decided(self, call: InvokeCall, request_id: str, ends_at: float) -> Result:
-        """Send a request once its session may publish one more to its target, and until its charge is decided."""
-        loop = asyncio.get_running_loop()
+        """Send a request, again with the same request id while no ledger has decided whether its call is charged."""
+        loop, pause_seconds = asyncio.get_running_loop(), FIRST_PAUSE_SECONDS
         deadline_ms = self.clock.now_ms() + int((ends_at - loop.time()) * 1000)
         request = self._rpc_request(call, request_id, deadline_ms)
         target = target_of_key(request.key)
         if target and (self._info_task is None or self._info_task.done()):
             self._info_task = self._groups.learn_soon(target, self._read_info)
-        if not target or not self._groups.may_have_quota(target):
-            return await self._send_repeatedly(call, request, request_id, ends_at)
-        await self._windows.enter(target, ends_at)
-        began, result = loop.time(), None
-        try:
-            result = await self._send_repeatedly(call, request, request_id, ends_at)
-        finally:
-            if result is None or result.replayed:
-                self._windows.leave(target)
-            else:
-                running_seconds = result.duration_ms / 1000
-                self._windows.leave(target, running_seconds=running_seconds, seconds=loop.time() - began)
-        return result
-
-    async def _send_repeatedly(self, call: InvokeCall, request: RpcRequest, request_id: str, ends_at: float) -> Result:
-        """Send a request, again with the same request id while no ledger has decided whether its call is charged."""
-        loop, pause_seconds = asyncio.get_running_loop(), FIRST_PAUSE_SECONDS
         while True:
             remaining_seconds = ends_at - loop.time()
             sent = RpcRequest(

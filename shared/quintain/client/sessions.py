@@ -17,6 +17,7 @@ from quintain.contracts.values import sanitize_request_id
 from quintain.errors import BusError, Fault, NoAnswer
 from quintain.rpc.requests import GroupedRequest, RpcClient, RpcRequest
 from quintain.runtime.concurrency import BatchSender, start_task
+from quintain.timings import Clock
 
 #: How many sessions' default targets are kept; the oldest are forgotten first.
 MAX_SESSIONS = 10_000
@@ -117,7 +118,6 @@ class CallGroups:
         #: Target → the slots of one of its workers.
         self._slots: dict[str, int] = {}
         self._asking: set[asyncio.Task[None]] = set()
-        self._without_quota: set[str] = set()
         #: Target → the average time that a call takes at its provider, in milliseconds.
         self._durations_ms: dict[str, float] = {}
         #: Target → when `info` was last asked about it, on the loop's clock.
@@ -130,13 +130,7 @@ class CallGroups:
         for target in info.available_targets:
             self._slots.pop(target, None)
             self._asked_at[target] = now
-        self._without_quota.difference_update(info.quotas or {})
-        self._without_quota.update(set(info.available_targets).difference(info.quotas or {}))
         self._slots.update(info.group_slots or {})
-
-    def may_have_quota(self, target: str) -> bool:
-        """Whether the target has a quota, or nothing is known of it."""
-        return target not in self._without_quota
 
     def learn_soon(self, target: str, read_info: Callable[[], Awaitable[Info]]) -> asyncio.Task[None] | None:
         """Start ``read_info``, which calls `learn`, where nothing is known of this target or what is known is too old.
@@ -185,3 +179,11 @@ class CallGroups:
 
 def _count_requests(requests: Sequence[GroupedRequest]) -> int:
     return count_fitting(len(request.item) for request in requests)
+
+
+class Sessions:
+    """What a process keeps of the sessions that it calls for, and the metadata service's ``clock``."""
+
+    def __init__(self, rpc_client: RpcClient, clock: Clock | None = None) -> None:
+        self.clock = clock or Clock()
+        self.answered, self.default_targets, self.groups = AnsweredCalls(), DefaultTargets(), CallGroups(rpc_client)

@@ -12,7 +12,7 @@ from quintain.bus.base import Delivery
 from quintain.bus.memory import MemoryBroker, MemoryBus
 from quintain.client.amqp_transport import AmqpTransport
 from quintain.client.client import Client
-from quintain.client.sessions import CallGroups
+from quintain.client.sessions import CallGroups, Sessions
 from quintain.client.transport import OnChunk
 from quintain.contracts.credentials import SessionToken
 from quintain.contracts.group import INVOKE_GROUP_TYPE
@@ -70,9 +70,9 @@ async def one() -> AsyncIterator[OneTarget]:
     bus = memory.connect()
     rpc_client = RpcClient(bus)
     await rpc_client.start()
-    groups = CallGroups(rpc_client)
-    client = Client(AmqpTransport(rpc_client, SessionToken.mint().text, StillClock(), groups=groups))
-    target = OneTarget(bus, groups, client)
+    sessions = Sessions(rpc_client, StillClock())
+    client = Client(AmqpTransport(rpc_client, SessionToken.mint().text, sessions))
+    target = OneTarget(bus, sessions.groups, client)
     await bus.declare(target_topology("a"))
     await bus.consume(target_queue("a"), target.answer, prefetch=100)
     yield target

@@ -16,6 +16,7 @@ from quintain.client import amqp_transport
 from quintain.client import amqp_transport as cancellation
 from quintain.client.amqp_transport import AmqpTransport, invoke_routing_key
 from quintain.client.client import Client, connect
+from quintain.client.sessions import Sessions
 from quintain.client.transport import BatchItem, may_be_uncharged
 from quintain.contracts.credentials import SessionToken
 from quintain.contracts.headers import REQUEST_ID_HEADER
@@ -120,7 +121,9 @@ class LoneClient:
         self.bus: MemoryBus = self.memory.connect()
         self.rpc_client = RpcClient(self.bus)
         self.clock = Clock()
-        self.client = Client(AmqpTransport(self.rpc_client, SessionToken.mint().text, self.clock))
+        self.client = Client(
+            AmqpTransport(self.rpc_client, SessionToken.mint().text, Sessions(self.rpc_client, self.clock))
+        )
         self.deliveries: asyncio.Queue[Delivery] = asyncio.Queue()
         self.metadata = ScriptedMetadata(self.memory.connect())
 
