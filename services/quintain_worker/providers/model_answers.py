@@ -5,6 +5,7 @@ The tools that a vendor ran for an answer of its model, such as a search, are st
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Final
@@ -13,7 +14,7 @@ from quintain.apis.answer_json import CallNumbers, PartNumbers, UnreadableAnswer
 from quintain.apis.chat import arguments_of, call_id, pieces_of
 from quintain.apis.requests import left_out
 from quintain.apis.streams import STREAMS, AnswerStream, StreamTranslation, translate_answer
-from quintain.apis.translation import Json, objects, read_usage, text_of
+from quintain.apis.translation import Json, calls_of, objects, read_usage, text_of, thinking_of
 from quintain.contracts.agents import AgentStep
 from quintain.contracts.api_request import ApiName
 from quintain.contracts.invoke import OutputMessage, Reasoning, ReasoningChunk, TokenUsage, ToolCall, ToolCallChunk
@@ -27,6 +28,9 @@ _CONTENT_FIELDS: Final[Mapping[ApiName, str]] = {
     "embeddings": "data",
     "messages": "content",
 }
+
+#: Where the content of an answer stands in each API.
+_CONTENT: Final = re.compile(r"choices\[\]\.message\.(content|audio|images)|content\[|output\[message\]|output_text")
 
 #: What tells the parts of a stream apart.
 _NUMBERS: Final[Mapping[ApiName, Callable[[], CallNumbers | PartNumbers]]] = {
@@ -115,10 +119,10 @@ class ProviderReply:
         body = self._whole
         if self._stream is not None:
             _check_answer(self._api, body := self._stream.answer())
-        usage = read_usage(self._api, body.get("usage"))
+        came, usage = body, read_usage(self._api, body.get("usage"))
         steps = () if self._caller_api is not None else server_tool_steps(self._api, body)
         if self._caller_api is not None:
-            ignored = (*ignored, *left_out(self._api, self._words, body))
+            ignored = (*ignored, *left_out(self._api, self._caller_api, came))
         if self._translation is not None and self._stream is None:
             body = translate_answer(self._api, self._words, body)
         elif self._translation is not None:
@@ -127,7 +131,12 @@ class ProviderReply:
             body = self._translation.answer()
         if self._caller_api is not None:
             return _answer_with_body(self._words, body, usage, ignored)
-        return read_answer(body, usage, ignored, steps)
+        answer = read_answer(body, usage, ignored, steps)
+        if not (answer.text or answer.output or steps):
+            lost = [path for path in left_out(self._api, None, came) if _CONTENT.match(path)]
+            if lost:
+                raise UnreadableAnswer(f"it has no text, but {', '.join(lost)}")
+        return answer
 
     def _pass_on(self, event: Json) -> None:
         if self._caller_api is not None:
@@ -188,7 +197,7 @@ def read_answer(
     refusal = _text(message.get("refusal")) or None
     # A refusal is the model's answer: evaluations need its text.
     text = text_of(message.get("content")) or refusal or ""
-    calls = [_tool_call(call, chat, index) for index, call in enumerate(objects(message.get("tool_calls")))]
+    calls = [_tool_call(call, chat, index) for index, call in enumerate(calls_of(message))]
     reasoning, logprobs = _reasoning(message), choices[0].get("logprobs")
     tokens = objects(logprobs.get("content")) if isinstance(logprobs, dict) else []
     output = None
@@ -228,8 +237,7 @@ def _tool_call(call: Json, chat: Json, index: int) -> ToolCall:
 def _reasoning(message: Json) -> list[Reasoning]:
     blocks = objects(message.get("thinking_blocks"))
     if not blocks:
-        text = _text(message.get("reasoning_content")) or _text(message.get("reasoning"))
-        return [Reasoning(text=text)] if text else []
+        return [Reasoning(text=text)] if (text := thinking_of(message)) else []
     return [
         Reasoning(redacted=_text(block["data"]))
         if block.get("data") is not None
@@ -242,7 +250,7 @@ def _finish_reason(choice: Json, *, has_calls: bool, is_refusal: bool) -> str | 
     reason = _text(choice.get("finish_reason")) or None
     if is_refusal and reason == "stop":
         return "content_filter"
-    return "tool_calls" if has_calls and reason == "stop" else reason
+    return "tool_calls" if has_calls and reason in {"stop", "function_call"} else reason
 
 
 class StreamedPieces:

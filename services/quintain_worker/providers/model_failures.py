@@ -223,7 +223,7 @@ def read_provider_error(status: int | None, body: object, secrets: Iterable[str]
 
     found = ProviderError(
         status=status,
-        code=name(fields.get("code")),
+        code=name(fields.get("code") or fields.get("error_code") or fields.get("status_code")),
         type=name(fields.get("type")),
         parameter=name(fields.get("param")),
         message=None if status == _HTTP_UNAUTHORIZED else _message(fields, secrets),
@@ -245,7 +245,8 @@ def _error_object(body: object) -> dict[str, object] | None:
 
 
 def _message(fields: dict[str, object], secrets: Iterable[str]) -> str | None:
-    found = next((fields[key] for key in ("message", "detail", "msg") if isinstance(fields.get(key), str)), "")
+    keys = ("message", "detail", "msg", "error_msg", "status_msg")
+    found = next((fields[key] for key in keys if isinstance(fields.get(key), str)), "")
     if not found and isinstance(problems := fields.get("detail") or fields.get("errors"), list):
         found = "; ".join(map(_problem, problems))
     text = clean(str(found), secrets)

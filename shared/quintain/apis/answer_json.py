@@ -171,7 +171,8 @@ class CallNumbers:
     """Gives each call of a streamed chat completion an index of its own: some servers give several the same, or none.
 
     A new id begins a new call; without ids, a name does after arguments that are complete. What is null, and an id or
-    a name that is said again, is left out, because clients join what comes.
+    a name that is said again, is left out, because clients join what comes. A choice that came with its whole message
+    is a piece, too.
     """
 
     def __init__(self) -> None:
@@ -180,6 +181,8 @@ class CallNumbers:
     def number(self, chunk: Json) -> None:
         """Set the index of each call in the next chunk."""
         for choice in objects(chunk.get("choices")):
+            if "message" in choice:
+                choice.setdefault("delta", choice.pop("message"))
             for delta in objects([choice.get("delta")]):
                 for call in objects(delta.get("tool_calls")):
                     _number(self._choices.setdefault(choice.get("index"), []), call)
@@ -192,9 +195,10 @@ def _number(calls: list[_Call], call: Json) -> None:
     latest = next((known for known in reversed(calls) if given is None or known.given == given), None)
     own = latest
     if call_id is not None:
-        own = next((known for known in calls if known.id == call_id), None)
-        # Some servers send the id after the name.
+        own = next((known for known in reversed(calls) if known.id == call_id), None)
+        # Some servers send the id after the name, and some the same one for all calls.
         own = latest if own is None and latest and latest.id is None and not (name and latest.name) else own
+        own = None if own and own.given != given and own.ends_before(name) else own
     elif latest is not None and latest.ends_before(name):
         own = None
     if own is None:

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from quintain.apis.translation import Json, objects, text_of, written_usage
+from quintain.apis.translation import Json, calls_of, objects, text_of, thinking_of, written_usage
 from quintain.contracts.invoke import TokenUsage
 
 #: Texts of a chunk that name something: they are sent whole, by some servers again in every chunk.
@@ -258,7 +258,7 @@ def pieces_of(chunk: Json) -> Iterator[Piece]:
     if not isinstance(delta, dict):
         return
     blocks = objects(delta.get("thinking_blocks"))
-    if not blocks and (text := delta.get("reasoning_content") or delta.get("reasoning")):
+    if not blocks and (text := thinking_of(delta)):
         blocks = [{"thinking": text}]
     for block in blocks:
         yield Piece("thinking", block.get("index") or 0, _text(block.get("thinking")), block)
@@ -268,7 +268,7 @@ def pieces_of(chunk: Json) -> Iterator[Piece]:
         yield Piece("text", 0, text, {"logprobs": tokens})
     if refusal := _text(delta.get("refusal")):
         yield Piece("refusal", 0, refusal, {})
-    for call in objects(delta.get("tool_calls")):
+    for call in calls_of(delta):
         if (call.get("type") or "function") != "function" or "custom" in call:
             continue
         fields = next(iter(objects([call.get("function")])), {})

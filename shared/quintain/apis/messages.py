@@ -223,7 +223,7 @@ class MessageEventWriter:
             yield from self._piece(piece)
         yield from self._stop()
         reason = self._pieces.reason
-        if "call" in self._kinds and reason in {"", "stop"}:
+        if "call" in self._kinds and reason in {"", "stop", "function_call"}:
             # Some servers do not say that the answer ended for its calls; a call that was cut off is no such end.
             reason = "tool_calls"
         stop = "refusal" if "refusal" in self._kinds else _STOP_REASONS.get(reason, "end_turn")

@@ -82,7 +82,9 @@ _CARRIED: Final[Mapping[ApiName, frozenset[str]]] = {
     "chat": frozenset({
         "id", "object", "created", "model", "choices[].index", "choices[].finish_reason", "choices[].message.role",
         "choices[].message.content", "choices[].message.content[text].type",
-        "choices[].message.content[text].text", "choices[].message.refusal", "choices[].message.reasoning_content",
+        "choices[].message.content[text].text", "choices[].message.content[thinking]", "choices[].message.content[]",
+        "choices[].message.function_call.name", "choices[].message.function_call.arguments",
+        "choices[].message.refusal", "choices[].message.reasoning_content",
         "choices[].message.reasoning", "choices[].message.thinking_blocks", "choices[].message.tool_calls[function]",
         "choices[].message.tool_calls[]", "choices[].logprobs.content", "usage.prompt_tokens",
         "usage.completion_tokens", "usage.total_tokens", "usage.prompt_tokens_details.cached_tokens",
@@ -123,11 +125,12 @@ _DEFAULTS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 
 
-def left_out(source: ApiName, target: ApiName, answer: Json) -> list[str]:
-    """Return the paths of what a whole answer of one API says, and its translation to another one does not."""
+def left_out(source: ApiName, target: ApiName | None, answer: Json) -> list[str]:
+    """Return the paths of what a whole answer of one API says, and its translation to another one does not; None stands
+    for what a conversation is told."""
     if source == target:
         return []
-    carried = _CARRIED[source] - _LACKING.get(target, frozenset())
+    carried = _CARRIED[source] - (_LACKING.get(target, frozenset()) if target else frozenset())
     begun = {path[:at] for path in _CARRIED[source] for at, letter in enumerate(path) if letter in ".["}
     # A translated answer has one choice.
     others = {f"choices[{index}]" for index in range(1, len(objects(answer.get("choices"))))}
@@ -135,8 +138,8 @@ def left_out(source: ApiName, target: ApiName, answer: Json) -> list[str]:
 
 
 def _without_place(path: str, value: Any, carried: frozenset[str], begun: set[str]) -> Iterator[str]:
-    # A text may be a list of parts too, of which some have no place.
-    is_carried = path in carried and not (isinstance(value, list) and path in begun)
+    # A text may be a list of parts too, of which some have no place, and is nothing else.
+    is_carried = path in carried and (isinstance(value, str) or path not in begun)
     if is_carried or not says_something(value) or value in _DEFAULTS.get(path, ()):
         return
     if path and path not in begun:

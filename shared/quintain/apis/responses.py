@@ -139,7 +139,8 @@ class ResponseReader:
             yield from self._item(place, event.get("item") or {}, is_done=kind.endswith("done"))
         elif kind in _WHOLES[2:]:
             reason = (response.get("incomplete_details") or {}).get("reason")
-            known = {"max_output_tokens": "length", None: "tool_calls" if self._out.has_calls else "stop"}
+            ended = "length" if response.get("status") == "incomplete" else "stop"
+            known = {"max_output_tokens": "length", None: "tool_calls" if self._out.has_calls else ended}
             yield from self._out.end(known.get(reason, reason), read_usage("responses", response.get("usage")))
 
     def _piece(self, kind: str, event: Json, text: str) -> Iterator[Json]:

@@ -27,15 +27,16 @@ EVENT_STREAM = "text/event-stream"
 MAX_EVENT_BYTES = 16 * 1024 * 1024
 
 
-#: The data of events that say nothing: they keep a connection open.
-_KEEP_ALIVE: Final = frozenset({"", "null", "[]", "{}", "ping", '"ping"'})
+#: The names of events, and the data, in quotes or without, of those that say nothing: they keep a connection open.
+_KEEP_ALIVE: Final = frozenset({"ping", "pong", "heartbeat", "keepalive", "keep-alive"})
+_NOTHING: Final = frozenset({"", "null", "[]", "{}", *_KEEP_ALIVE})
 
 
 class EventReader:
     """Splits the bytes of a stream into its events, and reads their JSON. `DONE` stands for itself.
 
-    An event named ``error`` becomes an object with its data as ``error``. Raises `UnreadableAnswer` for what is no
-    JSON, and `ReplyTooLarge` for an event that does not end.
+    An event that is named an error becomes an object with its data as ``error``. Raises `UnreadableAnswer` for what is
+    no JSON, and `ReplyTooLarge` for an event that does not end.
     """
 
     def __init__(self) -> None:
@@ -57,10 +58,10 @@ class EventReader:
             if text.strip() == DONE:
                 yield from self._joiner.end()
                 yield DONE
-            elif name == "error":
+            elif "error" in name:
                 yield from self._joiner.end()
                 yield _named_error(text)
-            elif text.strip() not in _KEEP_ALIVE:
+            elif text.strip().strip('"') not in _NOTHING and (name not in _KEEP_ALIVE or text.lstrip().startswith("{")):
                 yield from self._joiner.parse(text)
 
     def end(self) -> Iterator[Any]:
@@ -78,8 +79,14 @@ def _fields_of(block: bytes) -> tuple[str, str]:
         lines = [line.partition(":")[::2] for line in block.decode("utf-8-sig").split("\n")]
     except UnicodeDecodeError:
         raise UnreadableAnswer("an event is no UTF-8") from None
-    named = [value.removeprefix(" ") for field, value in lines if field == "event"]
-    return (named or [""])[-1], "\n".join(value.removeprefix(" ") for field, value in lines if field == "data")
+    values = {
+        name: [value.removeprefix(" ") for field, value in lines if field == name]
+        for name in ("event", "data", "error")
+    }
+    if values["error"]:
+        # The field in which llama.cpp's server tells an error, before the event that ends the stream.
+        return "error", "\n".join(values["error"])
+    return (values["event"] or [""])[-1], "\n".join(values["data"])
 
 
 def _named_error(text: str) -> Json:
@@ -90,12 +97,13 @@ def _named_error(text: str) -> Json:
         return {"type": "error", "error": text}
 
 
-#: The ends and states of an answer whose server failed, in the words of OpenRouter, Mistral, DeepSeek, Zhipu, SGLang,
-#: Cohere and OpenAI's responses. What a filter leaves is an answer.
-_FAILED: Final = frozenset(
-    {"error", "insufficient_system_resource", "network_error", "abort", "timeout", "failed", "cancelled"}
-)
+#: The ends and states of an answer whose server failed, besides those that name an error, in the words of DeepSeek,
+#: SGLang, Cohere and OpenAI's responses. What a filter leaves is an answer.
+_FAILED: Final = frozenset({"insufficient_system_resource", "abort", "timeout", "failed", "cancelled"})
 _FAILED_KINDS: Final = frozenset({"error", "response.failed", "response.error"})
+
+#: Where an answer, or a part of one, says what failed; FastChat and Baidu write a code.
+_ERRORS: Final = ("error", "errors", "error_code")
 
 
 def error_in(answer: Json) -> object | None:
@@ -104,13 +112,19 @@ def error_in(answer: Json) -> object | None:
     One that is empty, or null in all its parts, is none.
     """
     failed: object = answer if answer.get("type") in _FAILED_KINDS or answer.get("object") == "error" else None
-    for part in (answer, *objects([answer.get("response"), answer.get("delta")]), *objects(answer.get("choices"))):
-        if says_something(error := part.get("error")):
-            return error
+    choices = objects(answer.get("choices"))
+    inner = [answer.get(name) for name in ("response", "delta")]
+    inner += [choice.get(name) for choice in choices for name in ("message", "delta")]
+    for part in (answer, *choices, *objects(inner)):
+        for name in _ERRORS:
+            if says_something(error := part.get(name)):
+                return error if isinstance(error, str | dict | list) else part
         end = part.get("finish_reason") or part.get("stop_reason") or part.get("status")
-        if isinstance(end, str) and end.lower() in _FAILED:
+        if isinstance(end, str) and (end.lower() in _FAILED or "error" in end.lower()):
             failed = failed or {"code": end}
-    return failed
+    base = answer.get("base_resp")
+    # MiniMax's way
+    return base if isinstance(base, dict) and base.get("status_code") else failed
 
 
 class AnswerStream(Protocol):

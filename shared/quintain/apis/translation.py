@@ -97,10 +97,21 @@ def invalid(field: str, reason: str) -> BadRequest:
 
 def text_of(content: object) -> str:
     """Return the text of a message's content, which is text or a list of parts; parts without text are skipped."""
-    if isinstance(content, str):
-        return content
-    parts = content if isinstance(content, list) else []
-    return "".join(part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str))
+    if isinstance(content, list):
+        return "".join(text_of(part.get("text") if isinstance(part, dict) else part) for part in content)
+    return content if isinstance(content, str) else ""
+
+
+def thinking_of(message: Json) -> str:
+    """Return the reasoning of a message where vendors keep it; Mistral's stands in parts of the content."""
+    parts: object = [part.get("thinking") for part in objects(message.get("content"))]
+    return text_of(message.get("reasoning_content") or message.get("reasoning") or parts)
+
+
+def calls_of(message: Json) -> list[Json]:
+    """Return the calls of a message of the chat API; ``function_call`` is the older form of one."""
+    calls = objects(message.get("tool_calls"))
+    return [*calls, *({"index": len(calls), "function": one} for one in objects([message.get("function_call")]))]
 
 
 def all_objects(field: str, value: object) -> list[Json]:

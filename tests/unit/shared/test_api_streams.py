@@ -133,7 +133,7 @@ def test_halves_of_two_texts_are_not_joined() -> None:
     assert read(written, []) == [{"index": 0, "a": "\ufffd"}, {"index": 1, "a": "\ufffd"}]
 
 
-@pytest.mark.parametrize("data", ["{oops", "keep-alive", "NaN", '{"a": 1e400}', '{"a": -Infinity}'])
+@pytest.mark.parametrize("data", ["{oops", "keep on", "NaN", '{"a": 1e400}', '{"a": -Infinity}'])
 def test_what_is_no_json_is_named(data: str) -> None:
     with pytest.raises(UnreadableAnswer):
         read(f"data: {data}\n\n".encode(), [])
