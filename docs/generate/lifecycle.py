@@ -74,7 +74,7 @@ def page() -> str:
     counted = ", ".join(map(code, COUNTED_STATES))
     return (
         "# The states of a call\n\n"
-        "[Concepts](../concepts.md) explains the words.\n\n"
+        "[Reliability](../reliability.md) explains the words.\n\n"
         "A call is what a request id names within its session. The caller may reserve it; a worker that received its "
         "request asks the ledger to admit it, which charges it; then the worker asks the provider, and settles what "
         f"became of it. States with a coloured box count against the budget: {counted}. A call has at most "

@@ -122,12 +122,12 @@ def test_the_picture_of_a_call_has_every_state_and_every_event_that_moves_it() -
     assert len(labels) == len(CallState) + sum(len(events) for events in lifecycle.edges().values())
 
 
-def test_the_page_of_concepts_shows_that_picture() -> None:
+def test_the_page_of_reliability_shows_that_picture() -> None:
     kept = REPOSITORY / "docs" / "pictures" / "call.svg"
     if environment_variables().get(RECORD_VARIABLE):
         kept.write_text(lifecycle.picture())
     assert kept.read_text() == lifecycle.picture()
-    assert "](pictures/call.svg)" in (REPOSITORY / "docs" / "concepts.md").read_text()
+    assert "](pictures/call.svg)" in (REPOSITORY / "docs" / "reliability.md").read_text()
 
 
 @pytest.mark.parametrize("has_git", [True, False], ids=["with git", "in an archive"])
