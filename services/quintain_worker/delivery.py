@@ -298,9 +298,12 @@ class DeliveryHandler:
         self._context.metrics.attempts(self._target.name, result.outcome.value).inc()
         traceparent = current_traceparent() if running is None else running.traceparent
         told = (self._attempt_id, result.outcome, traceparent, result.fault)
-        settle = self._request.settle(*told, **result.settle_fields())
-        if retry_seconds is not None:
-            settle = settle.with_fields(retry_after_ms=round(retry_seconds * 1000), is_counted=True)
+        settle = self._request.settle(
+            *told,
+            **result.settle_fields(),
+            retry_after_ms=None if retry_seconds is None else round(retry_seconds * 1000),
+            is_counted=retry_seconds is not None or None,
+        )
         await self._context.completion.settle(settle)
         if running is not None:
             running.end()

@@ -122,10 +122,12 @@ class IncomingRequest(NamedTuple):
         is_estimate: bool | None = None,
         failed_usd: float | None = None,
         models: ModelUsage | None = None,
+        retry_after_ms: int | None = None,
+        is_counted: bool | None = None,
     ) -> Settle:
         """Return what the ledger is told of an attempt, with the reply to store, if there is one.
 
-        ``report``, ``tries``, ``unproven`` and ``is_estimate`` are fields of `Settle`; the tries of a fault cost
+        The named ones that are not explained are fields of `Settle`; the tries of a fault cost
         ``failed_usd``, where that is known. What an agent's own calls to ``models`` took is in the ledger already.
         """
         result = answer if isinstance(answer, Result) else None
@@ -157,6 +159,8 @@ class IncomingRequest(NamedTuple):
             unproven=unproven or None,
             cost=None if cost is None else picodollars(cost),
             is_estimate=is_estimate,
+            retry_after_ms=retry_after_ms,
+            is_counted=is_counted,
         )
 
 
