@@ -5,20 +5,19 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from support.command_line import CommandLine
 from support.evaluations import rows_of, write_files
-from support.model_server import ModelServer, ReceivedRequest, ScriptedResponse, model_server
-from support.model_wires import chat_answer
-from support.thread_host import LoopThread
+from support.function_model import ModelRequest, function_model
 
 CONFIG = """
 targets:
-  good: {{provider: openai, model: {model}, base_url: "{url}/v1", api_key: "${{{{ KEY }}}}", judge_target: judge}}
-  judge: {{provider: openai, model: judge-model, base_url: "{url}/v1", api_key: "${{{{ KEY }}}}"}}
+  good: {{provider: openai, model: {model}, base_url: "{url}", api_key: "${{{{ KEY }}}}", judge_target: judge}}
+  judge: {{provider: openai, model: judge-model, base_url: "{url}", api_key: "${{{{ KEY }}}}"}}
 """
 
 EVALUATION = """
@@ -39,35 +38,38 @@ def polite(output):
 """
 
 
-def answered_by_model(request: ReceivedRequest) -> ScriptedResponse:
+@dataclass
+class Models:
     """The judge's verdict is in its instructions; every other model answers with its own name."""
-    model = str(request.body["model"])
-    text = '{"pass": true}' if b"lenient" in request.raw else '{"pass": false}'
-    return ScriptedResponse(body=chat_answer(text if model == "judge-model" else model))
+
+    url: str = ""
+    asked: list[str] = field(default_factory=list)
+
+    def answer(self, asked: ModelRequest) -> str:
+        self.asked.append(asked.model)
+        verdict = '{"pass": true}' if "lenient" in asked.system else '{"pass": false}'
+        return verdict if asked.model == "judge-model" else asked.model
 
 
 @pytest.fixture
-def server() -> Iterator[ModelServer]:
-    """The provider of all models, on a thread of its own: the commands run in this one."""
-    thread, context = LoopThread("models"), model_server()
-    serving: ModelServer = thread.run(context.__aenter__())
-    serving.response_for = answered_by_model
-    yield serving
-    thread.run(context.__aexit__(None, None, None))
-    thread.close()
+def models() -> Iterator[Models]:
+    """The provider of all models."""
+    models = Models()
+    with function_model(models.answer) as models.url:
+        yield models
 
 
 def asked(
-    server: ModelServer,
+    models: Models,
     shell: CommandLine,
     *words: str,
     key: str = "k",
     command: tuple[str, ...] = ("run", "eval.yaml"),
 ) -> tuple[Counter[str], str]:
     """What one command asked of the provider, by model, and what it printed on stderr."""
-    server.requests.clear()
+    models.asked.clear()
     ended = shell.run(*command, *words, "--graders", "1", env={"KEY": key})
-    return Counter(str(request.body["model"]) for request in server.requests), ended.stderr
+    return Counter(models.asked), ended.stderr
 
 
 def write(folder: Path, url: str, *, model: str, score: float, prompt: str) -> None:
@@ -82,14 +84,14 @@ def write(folder: Path, url: str, *, model: str, score: float, prompt: str) -> N
 
 
 def test_a_changed_model_and_changed_graders_give_new_answers_and_new_scores(
-    shell: CommandLine, server: ModelServer
+    shell: CommandLine, models: Models
 ) -> None:
     output = shell.folder / "runs" / "eval"
-    write(shell.folder, server.url, model="model-a", score=1.0, prompt="be lenient")
-    first, _ = asked(server, shell)
+    write(shell.folder, models.url, model="model-a", score=1.0, prompt="be lenient")
+    first, _ = asked(models, shell)
     assert first == {"model-a": 5, "judge-model": 5}
-    write(shell.folder, server.url, model="model-b", score=0.25, prompt="be strict")
-    second, said = asked(server, shell)
+    write(shell.folder, models.url, model="model-b", score=0.25, prompt="be strict")
+    second, said = asked(models, shell)
     assert second == {"model-b": 5, "judge-model": 5}
     assert "plan     0 rows kept · 5 asked again (target good: model model-a → model-b)" in said
     for row in rows_of(output):
@@ -97,15 +99,15 @@ def test_a_changed_model_and_changed_graders_give_new_answers_and_new_scores(
         assert isinstance(graders, dict)
         assert row["output"] == "model-b"
         assert [graders[name]["score"] for name in ("polite", "judged", "same")] == [0.25, 0.0, 0.0]
-    assert asked(server, shell, key="another key")[0] == {}
-    regraded, said = asked(server, shell, command=("rescore", "runs/eval"))
+    assert asked(models, shell, key="another key")[0] == {}
+    regraded, said = asked(models, shell, command=("rescore", "runs/eval"))
     assert regraded == {"judge-model": 5}
     assert "calls    0 to 5" in said
     assert "of a new session" in said
-    one, _ = asked(server, shell, "--case", "case-2", "--target", "good", "--no-content", "--fresh")
+    one, _ = asked(models, shell, "--case", "case-2", "--target", "good", "--no-content", "--fresh")
     assert one == {"model-b": 1, "judge-model": 1}
     assert [row["output"] for row in rows_of(output)] == [None]
-    fresh, _ = asked(server, shell, "--fresh")
+    fresh, _ = asked(models, shell, "--fresh")
     assert fresh == {"model-b": 5, "judge-model": 5}
     assert (shell.folder / "runs" / "eval.previous-2" / "results.jsonl").is_file()
     history = json.loads((output / "run.json").read_text())["history"]

@@ -7,28 +7,18 @@ import re
 import shlex
 import shutil
 import signal
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from support.command_line import CommandLine, CommandResult, RunningCommand, command_line
+from support.command_line import CommandLine, CommandResult, command_line
 from support.evaluations import CAPITALS, copy_capitals, rows_by_trial, rows_of, totals_of, write_files
+from support.function_model import ModelRequest, function_model
 from support.pages import shell_blocks
 from support.process_fleet import fleet_shell
-
-#: Answers late, and writes down what it was asked.
-SLOW_BOT = """
-import asyncio
-from pathlib import Path
-
-async def answer(request):
-    with (Path(__file__).parent / "asked.txt").open("a") as asked:
-        asked.write(request.eval_case_id + "\\n")
-    await asyncio.sleep(0.3)
-    return request.question
-"""
 
 #: A target of known cost, after those of the example.
 PRICED = """
@@ -109,33 +99,32 @@ def test_a_run_out_of_budget_keeps_everything_and_the_commands_it_prints_finish_
 
 
 def test_a_run_that_its_user_interrupts_says_how_to_go_on_and_then_asks_nothing_twice(shell: CommandLine) -> None:
-    output = shell.folder / "runs" / "eval"
-    running = start_slow_run(shell)
-    ended = running.stop(signal.SIGINT, seconds=10)
-    assert ended.code == 130
-    assert len(rows_of(output)) < 12
-    interrupted, resumes = ended.stderr.splitlines()[-2:]
-    assert interrupted == "interrupted"
-    program, *words = shlex.split(resumes.partition("resumes: ")[2])
-    assert (program, tuple(words)) == ("quintain", running.args)
-    shell.run(*words)
-    asked = Counter((shell.folder / "asked.txt").read_text().split())
-    assert set(asked.values()) == {1}
+    output, asked = shell.folder / "runs" / "eval", list[str]()
+
+    def answer_late(question: ModelRequest) -> str:
+        asked.append(question.question)
+        time.sleep(0.3)
+        return question.question
+
+    with function_model(answer_late) as url:
+        write_files(
+            shell.folder,
+            cases=12,
+            quintain_yaml=f"targets: {{bot: {{provider: openai, model: bot, base_url: '{url}'}}}}\n",
+            eval_yaml="dataset: cases.jsonl\ngraders: [{name: same, builtin: exact}]\n",
+        )
+        running = shell.start("run", "eval.yaml", "--concurrency", "2")
+        running.wait_for(lambda _: len(rows_of(output)) >= 4)
+        ended = running.stop(signal.SIGINT, seconds=10)
+        assert ended.code == 130
+        assert len(rows_of(output)) < 12
+        interrupted, resumes = ended.stderr.splitlines()[-2:]
+        assert interrupted == "interrupted"
+        program, *words = shlex.split(resumes.partition("resumes: ")[2])
+        assert (program, tuple(words)) == ("quintain", running.args)
+        shell.run(*words)
+    assert set(Counter(asked).values()) == {1}
     assert [row["score"] for row in rows_of(output)] == [1.0] * 12
-
-
-def start_slow_run(shell: CommandLine) -> RunningCommand:
-    """A run of twelve cases, two at a time, of which four are done and written."""
-    write_files(
-        shell.folder,
-        cases=12,
-        bot_py=SLOW_BOT,
-        quintain_yaml='targets: {bot: {provider: python, callable: "bot:answer"}}\n',
-        eval_yaml="dataset: cases.jsonl\ngraders: [{name: same, builtin: exact}]\n",
-    )
-    running = shell.start("run", "eval.yaml", "--concurrency", "2")
-    running.wait_for(lambda _: len(rows_of(shell.folder / "runs" / "eval")) >= 4)
-    return running
 
 
 @pytest.fixture(scope="module")

@@ -5,46 +5,51 @@ from __future__ import annotations
 import contextlib
 import json
 import sqlite3
+import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from support.command_line import CommandLine, RunningCommand, command_line
 from support.evaluations import Json, rows_of, totals_of, write_files
+from support.function_model import ModelRequest, function_model
 from support.quick import lease_variable
 
 OUTPUT = Path("runs") / "eval"
 
-#: Writes down what it is asked; hangs on what the file `hangs` names; beside a file `fails`, no verdict can be read.
-BOT = """
-import asyncio
-from pathlib import Path
-
-HERE = Path(__file__).parent
-
-def note(what):
-    with (HERE / "asked.txt").open("a") as asked:
-        asked.write(what + "\\n")
-
-async def answer(request):
-    note(request.eval_case_id)
-    hangs = HERE / "hangs"
-    await asyncio.sleep(60 if hangs.exists() and request.eval_case_id in hangs.read_text().split() else 0.01)
-    return request.question
-
-async def judge(request):
-    note("judge")
-    await asyncio.sleep(0.01)
-    return "who knows" if (HERE / "fails").exists() else '{"pass": true}'
-"""
-
 CONFIG = """
 targets:
-  bot: {provider: python, callable: "bot:answer"}
-  judge: {provider: python, callable: "bot:judge"}
+  bot: {{provider: openai, model: bot, base_url: "{url}"}}
+  judge: {{provider: openai, model: judge, base_url: "{url}"}}
 """
+
+
+@dataclass
+class Models:
+    """Write down what they are asked; the bot hangs on what `hangs` names, and a judge that fails gives no verdict."""
+
+    asked: list[str] = field(default_factory=list)
+    hangs: Sequence[str] = ()
+    fails: bool = False
+    ended: threading.Event = field(default_factory=threading.Event)
+
+    def answer(self, asked: ModelRequest) -> str:
+        if asked.model == "judge":
+            self.asked.append("judge")
+            return "who knows" if self.fails else '{"pass": true}'
+        self.asked.append(asked.question)
+        if asked.question in self.hangs:
+            self.ended.wait(60)
+        return asked.question
+
+    def new_requests(self) -> Counter[str]:
+        """What was asked since this was last looked at."""
+        asked, self.asked = Counter(self.asked), []
+        return asked
+
 
 JUDGED = """
 dataset: cases.jsonl
@@ -54,25 +59,19 @@ graders: [{name: judged, builtin: llm-judge, prompt: prompt.md, judge_target: ju
 
 
 @pytest.fixture
-def judged_shell(tmp_path: Path) -> Iterator[CommandLine]:
+def models() -> Models:
+    """The models of the evaluation."""
+    return Models()
+
+
+@pytest.fixture
+def judged_shell(tmp_path: Path, models: Models) -> Iterator[CommandLine]:
     """A shell in a folder with an evaluation of six cases that a judge grades."""
-    write_judged(tmp_path, cases=6)
-    with command_line(tmp_path, lease_variable()) as shell:
+    with function_model(models.answer) as url, command_line(tmp_path, lease_variable()) as shell:
+        config, prompt = CONFIG.format(url=url), "Is it right? A first text."
+        write_files(tmp_path, cases=6, quintain_yaml=config, eval_yaml=JUDGED, prompt_md=prompt)
         yield shell
-
-
-def write_judged(folder: Path, *, cases: int) -> None:
-    write_files(
-        folder, cases=cases, bot_py=BOT, quintain_yaml=CONFIG, eval_yaml=JUDGED, prompt_md="Is it right? A first text."
-    )
-
-
-def new_requests(folder: Path) -> Counter[str]:
-    """What was asked since this was last looked at."""
-    path = folder / "asked.txt"
-    asked = Counter(path.read_text().split()) if path.exists() else Counter[str]()
-    path.unlink(missing_ok=True)
-    return asked
+        models.ended.set()
 
 
 def record_of(folder: Path) -> Json:
@@ -80,14 +79,16 @@ def record_of(folder: Path) -> Json:
     return record
 
 
-def test_a_changed_plan_has_a_budget_of_its_own_and_the_totals_count_both(judged_shell: CommandLine) -> None:
+def test_a_changed_plan_has_a_budget_of_its_own_and_the_totals_count_both(
+    judged_shell: CommandLine, models: Models
+) -> None:
     folder = judged_shell.folder
     judged_shell.run("run", "eval.yaml", "--max-calls", "12")
-    assert new_requests(folder).total() == 12
+    assert models.new_requests().total() == 12
     first_session = record_of(folder)["sessionId"]
 
     again = judged_shell.run("run", "eval.yaml", "--max-calls", "12")
-    assert new_requests(folder).total() == 0
+    assert models.new_requests().total() == 0
     assert "new session" not in again.stderr
     assert record_of(folder)["sessionId"] == first_session
     assert record_of(folder)["bill"] is not None
@@ -96,7 +97,7 @@ def test_a_changed_plan_has_a_budget_of_its_own_and_the_totals_count_both(judged
     parked = judged_shell.run("run", "eval.yaml", "--max-calls", "4", code=4)
     assert "budget   4 calls of a new session, because the plan changed" in parked.stderr
     assert "(4 of 4 calls)" in parked.stdout
-    assert new_requests(folder) == {"judge": 4}
+    assert models.new_requests() == {"judge": 4}
     totals = totals_of(folder / OUTPUT)
     assert (totals["calls"], totals["maxCalls"], totals["callsOfEarlierPlans"]) == (16, 4, 12)
     assert judged_shell.run("report", "runs/eval", "--json").json["totals"] == totals
@@ -105,7 +106,7 @@ def test_a_changed_plan_has_a_budget_of_its_own_and_the_totals_count_both(judged
     second_session = record_of(folder)["sessionId"]
     ended = judged_shell.run("run", "eval.yaml", "--max-calls", "6")
     assert "new session" not in ended.stderr
-    assert new_requests(folder) == {"judge": 2}
+    assert models.new_requests() == {"judge": 2}
     totals, record = totals_of(folder / OUTPUT), record_of(folder)
     assert (totals["calls"], totals["maxCalls"], totals["callsOfEarlierPlans"]) == (18, 6, 12)
     assert "callsWithoutRow" not in totals
@@ -127,30 +128,32 @@ def bill_of(folder: Path) -> Json:
     return bill["total"]  # type: ignore[return-value]
 
 
-def test_requests_of_calls_that_a_kill_lost_are_counted_and_said(judged_shell: CommandLine) -> None:
+def test_requests_of_calls_that_a_kill_lost_are_counted_and_said(judged_shell: CommandLine, models: Models) -> None:
     folder = judged_shell.folder
-    (folder / "hangs").write_text("case-2 case-5")
+    models.hangs = ("q2", "q5")
     running = judged_shell.start("run", "eval.yaml")
     running.wait_for(has_rows(folder, 4))
     running.kill()
-    assert new_requests(folder).total() == 10
-    (folder / "hangs").unlink()
+    assert models.new_requests().total() == 10
+    models.hangs = ()
     ended = judged_shell.run("run", "eval.yaml")
     assert "new " not in ended.stderr
-    assert new_requests(folder) == {"case-2": 1, "case-5": 1, "judge": 2}
+    assert models.new_requests() == {"q2": 1, "q5": 1, "judge": 2}
     assert "provider requests 14 for 12 calls; 2 " in ended.stdout
     bill = bill_of(folder)
     assert (bill["calls"], bill["tries"], bill["unprovenTries"]) == (12, 14, 2)
     assert "provider requests 14 for 12 calls; 2 " in judged_shell.run("report", "runs/eval").stdout
 
 
-def test_a_run_with_errors_keeps_its_session_and_a_finished_one_closes_it(judged_shell: CommandLine) -> None:
+def test_a_run_with_errors_keeps_its_session_and_a_finished_one_closes_it(
+    judged_shell: CommandLine, models: Models
+) -> None:
     folder = judged_shell.folder
-    (folder / "fails").touch()
+    models.fails = True
     judged_shell.run("run", "eval.yaml", code=1)
     session = record_of(folder)["sessionId"]
     assert session_states(folder) == {session: "open"}
-    (folder / "fails").unlink()
+    models.fails = False
     judged_shell.run("run", "eval.yaml")
     assert session_states(folder) == {session: "closed"}
 

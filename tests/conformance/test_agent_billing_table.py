@@ -8,14 +8,22 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 import pytest
 
 import quintain
 from quintain.contracts.agents import Continuation, Turn
 from quintain.contracts.invoke import ChatMessage
-from support.billing_table import QUESTION, THROTTLED, BillingTable, FailingTargets, Script, refusal
+from support.billing_table import (
+    QUESTION,
+    THROTTLED,
+    BillingTable,
+    Failing,
+    FailingTargets,
+    Outcome,
+    Script,
+    refusal,
+)
 from support.model_server import ScriptedResponse, StreamedResponse
 
 TABLE = BillingTable.of_page("agents.md", "| what happens | tried again |")
@@ -98,12 +106,12 @@ KINDS = {
 }
 
 
-def described(kind: str, url: str) -> dict[str, object]:
+def described(kind: str, name: str, url: str) -> dict[str, object]:
     streams, has_quota = KINDS[kind]
     return {
         "provider": "http",
-        "url": f"{url}/{kind}",
-        "body": {"kind": kind, "q": "{{ prompt }}", "s": "{{ session }}"},
+        "url": f"{url}/{name}",
+        "body": {"kind": name, "q": "{{ prompt }}", "s": "{{ session }}"},
         "session": "/s",
         "max_tries": 2,
         **({"stream": {"text": "/delta", "end": "/end"}} if streams else {"answer": "/out"}),
@@ -117,24 +125,33 @@ SECOND_TURN = quintain.InvokeRequest(
 )
 
 
-TARGETS = FailingTargets(described=lambda url: {kind: described(kind, url) for kind in KINDS}, field="kind")
+TARGETS = FailingTargets(kinds=KINDS, described=described, field="kind")
+
+
+def failing(row: str, failure: Failure | None) -> Failing:
+    return Failing(
+        answer=None if failure is None else lambda kind: failure(KINDS[kind][0]),
+        request=SECOND_TURN if row == FORGOTTEN else QUESTION,
+        # A quota asks a third time within five seconds.
+        deadline_seconds=10 if row in {THROTTLED, DEADLINE} else 60,
+    )
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Mapping[str, Outcome]]:
+    """What came of each failure."""
+    failures = {name: failing(row, failure) for row, each in ROWS.items() for name, failure in each.items()}
+    return TARGETS.outcomes(tmp_path_factory.mktemp("fleet"), failures)
 
 
 def test_every_row_of_the_page_has_its_failures() -> None:
     assert list(TABLE.rows) == list(ROWS)
 
 
-@pytest.mark.parametrize(
-    ("row", "failure"),
-    [pytest.param(row, failure, id=name) for row, failures in ROWS.items() for name, failure in failures.items()],
-)
-async def test_a_failure_is_tried_again_and_charged_as_the_page_says(
-    row: str, failure: Failure | None, tmp_path: Path
+@pytest.mark.parametrize(("row", "name"), [(row, name) for row, failures in ROWS.items() for name in failures])
+def test_a_failure_is_tried_again_and_charged_as_the_page_says(
+    row: str, name: str, ended: Mapping[str, Mapping[str, Outcome]]
 ) -> None:
-    request = SECOND_TURN if row == FORGOTTEN else QUESTION
-    fails = None if failure is None else lambda kind: failure(KINDS[kind][0])
-    # A quota asks a third time within five seconds.
-    seconds = {THROTTLED: 10, DEADLINE: 4}.get(row, 60)
-    ended = await TARGETS.outcomes(tmp_path, fails, request=request, deadline_seconds=seconds)
     for kind, (_, has_quota) in KINDS.items():
-        TABLE.check(row, ended[kind], is_reached=failure is not None, has_quota=has_quota, name=kind)
+        is_reached = ROWS[row][name] is not None
+        TABLE.check(row, ended[name][kind], is_reached=is_reached, has_quota=has_quota, name=kind)

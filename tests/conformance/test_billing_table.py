@@ -10,16 +10,17 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
-from support.billing_table import THROTTLED, BillingTable, FailingTargets, Script, refusal
+from support.billing_table import THROTTLED, BillingTable, Failing, FailingTargets, Outcome, Script, refusal
 from support.model_server import ScriptedResponse, StreamedResponse
 from support.model_wires import ANTHROPIC, RESPONSES, WIRES, Wire
 
 TABLE = BillingTable.of_page("configuration.md", "| failure of the provider |")
+
+Ended = Mapping[str, Mapping[str, Outcome]]
 
 #: The answer of a failing provider, by the API and whether it streams.
 Failure = Callable[[Wire, bool], Script]
@@ -112,67 +113,86 @@ KINDS = {
     kind.target: kind for kind in (CallKind(*each) for each in itertools.product(WIRES, (False, True), (False, True)))
 }
 
-#: Time for the calls that end at their deadline, and for all others.
-SHORT_SECONDS, LONG_SECONDS = 6.0, 60.0
 
-
-def described(kind: CallKind, url: str) -> dict[str, object]:
+def described(kind: str, name: str, url: str) -> dict[str, object]:
     """The target as it is configured: with a URL of its own, and so with a quota of its own."""
-    base_url = f"{url}/{kind.target}"
+    wire, _, has_quota = KINDS[kind]
+    base_url = f"{url}/{name}"
     return {
-        "provider": "anthropic" if kind.wire is ANTHROPIC else "openai",
-        "base_url": base_url if kind.wire is ANTHROPIC else f"{base_url}/v1",
-        "model": kind.target,
+        "provider": "anthropic" if wire is ANTHROPIC else "openai",
+        "base_url": base_url if wire is ANTHROPIC else f"{base_url}/v1",
+        "model": name,
         "max_tries": 2,
-        **({"api": "responses"} if kind.wire is RESPONSES else {}),
-        **({} if kind.has_quota else {"adaptive": False}),
+        **({"api": "responses"} if wire is RESPONSES else {}),
+        **({} if has_quota else {"adaptive": False}),
     }
 
 
 TARGETS = FailingTargets(
-    described=lambda url: {name: described(kind, url) for name, kind in KINDS.items()},
+    kinds=KINDS,
+    described=described,
     field="model",
     streamed=frozenset(name for name, kind in KINDS.items() if kind.is_streamed),
 )
+
+#: Failures that follow each other, and the row of the worst one.
+IN_TURN: Mapping[str, tuple[Failure, Failure, str]] = {
+    "lost and 503": (lost, status(503), LOST),
+    "500 and 503": (status(500), status(503), "other 5xx"),
+    "500 and 429": (status(500), status(429), "other 5xx"),
+}
+
+#: Time for the calls that end at their deadline.
+SHORT_SECONDS = 10.0
+
+
+def failing(failure: Failure | None, **more: Any) -> Failing:
+    if failure is None:
+        return Failing(answer=None)
+    return Failing(answer=lambda kind: failure(KINDS[kind].wire, KINDS[kind].is_streamed), **more)
+
+
+def in_turn(first: Failure, then: Failure) -> Failing:
+    """The first request of each target fails so, and all others in another way."""
+    asked: Counter[str] = Counter()
+
+    def answer(kind: str) -> Script:
+        asked[kind] += 1
+        return (first if asked[kind] == 1 else then)(KINDS[kind].wire, KINDS[kind].is_streamed)
+
+    return Failing(answer=answer, deadline_seconds=SHORT_SECONDS)
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    """What came of each failure."""
+    short = {THROTTLED: {"deadline_seconds": SHORT_SECONDS}, DEADLINE: {"deadline_seconds": SHORT_SECONDS}}
+    failures = {
+        name: failing(failure, **short.get(row, {})) for row, each in ROWS.items() for name, failure in each.items()
+    }
+    failures |= {name: in_turn(first, then) for name, (first, then, _) in IN_TURN.items()}
+    return TARGETS.outcomes(tmp_path_factory.mktemp("fleet"), {**failures, "inside": failing(error_inside)})
 
 
 def test_every_row_of_the_page_has_its_failures() -> None:
     assert list(TABLE.rows) == list(ROWS)
 
 
-@pytest.mark.parametrize(
-    ("row", "failure"),
-    [pytest.param(row, failure, id=name) for row, failures in ROWS.items() for name, failure in failures.items()],
-)
-async def test_a_failure_is_retried_and_charged_as_the_page_says(
-    row: str, failure: Failure | None, tmp_path: Path
-) -> None:
-    fails = None if failure is None else lambda name: failure(KINDS[name].wire, KINDS[name].is_streamed)
-    seconds = SHORT_SECONDS if row in {THROTTLED, DEADLINE} else LONG_SECONDS
-    ended = await TARGETS.outcomes(tmp_path, fails, deadline_seconds=seconds)
-    for name, kind in KINDS.items():
-        TABLE.check(row, ended[name], is_reached=failure is not None, has_quota=kind.has_quota, name=name)
+@pytest.mark.parametrize(("row", "name"), [(row, name) for row, failures in ROWS.items() for name in failures])
+def test_a_failure_is_retried_and_charged_as_the_page_says(row: str, name: str, ended: Ended) -> None:
+    for target, kind in KINDS.items():
+        is_reached = ROWS[row][name] is not None
+        TABLE.check(row, ended[name][target], is_reached=is_reached, has_quota=kind.has_quota, name=target)
 
 
-async def test_an_error_inside_an_answer_is_as_an_incomplete_stream(tmp_path: Path) -> None:
-    ended = await TARGETS.outcomes(tmp_path, lambda name: error_inside(KINDS[name].wire, KINDS[name].is_streamed))
-    assert ended == dict.fromkeys(KINDS, TABLE.outcome_of(LOST))
+def test_an_error_inside_an_answer_is_as_an_incomplete_stream(ended: Ended) -> None:
+    assert ended["inside"] == dict.fromkeys(KINDS, TABLE.outcome_of(LOST))
 
 
-@pytest.mark.parametrize(
-    ("first", "then", "row"),
-    [(lost, status(503), LOST), (status(500), status(503), "other 5xx"), (status(500), status(429), "other 5xx")],
-    ids=["lost and 503", "500 and 503", "500 and 429"],
-)
-async def test_the_worst_try_decides_what_is_charged(first: Failure, then: Failure, row: str, tmp_path: Path) -> None:
-    asked: Counter[str] = Counter()
-
-    def in_turn(name: str) -> Script:
-        asked[name] += 1
-        return (first if asked[name] == 1 else then)(KINDS[name].wire, KINDS[name].is_streamed)
-
-    for name, outcome in (await TARGETS.outcomes(tmp_path, in_turn, deadline_seconds=SHORT_SECONDS)).items():
+@pytest.mark.parametrize("name", IN_TURN)
+def test_the_worst_try_decides_what_is_charged(name: str, ended: Ended) -> None:
+    for target, outcome in ended[name].items():
         # With a quota each try is an attempt, and of an earlier one the ledger knows that it may have been billed.
-        wanted = TABLE.outcome_of(LOST if KINDS[name].has_quota else row)
-        assert outcome._replace(code="", tries=2) == wanted._replace(code=""), name
-        assert outcome.tries >= 2, name
+        wanted = TABLE.outcome_of(LOST if KINDS[target].has_quota else IN_TURN[name][2])
+        assert outcome._replace(code="", tries=2) == wanted._replace(code=""), target
+        assert outcome.tries >= 2, target

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -15,7 +16,7 @@ import yaml
 
 import quintain
 from support.memory_fleet import memory_fleet
-from support.model_server import ScriptedResponse, StreamedResponse, model_server
+from support.model_server import ReceivedRequest, ScriptedResponse, StreamedResponse, model_server
 
 PAGES = Path(__file__).parents[2] / "docs"
 
@@ -70,42 +71,75 @@ class BillingTable:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FailingTargets:
-    """Targets that all ask one provider: their configuration by its URL, and the field of a request with their name."""
+class Failing:
+    """How a provider answers each kind of target; None is one that nobody reaches."""
 
-    described: Callable[[str], Mapping[str, object]]
+    answer: Callable[[str], Script] | None
+    request: quintain.InvokeRequest = QUESTION
+    deadline_seconds: float = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailingTargets:
+    """Kinds of targets that all ask one provider: how one is configured, by its kind, its name and its URL, and the
+    field of a request with its name."""
+
+    kinds: Collection[str]
+    described: Callable[[str, str, str], Mapping[str, object]]
     field: str
     streamed: frozenset[str] = frozenset()
 
-    async def outcomes(
-        self,
-        folder: Path,
-        fails: Callable[[str], Script] | None,
-        *,
-        request: quintain.InvokeRequest = QUESTION,
-        deadline_seconds: float = 60.0,
-    ) -> dict[str, Outcome]:
-        """Let a call to each target fail so, each in a session of its own; None is a provider that nobody reaches."""
-        async with model_server() as provider:
-            if fails is not None:
-                provider.response_for = lambda received: fails(str(received.body[self.field]))
-            targets = self.described(provider.url if fails is not None else unused_url())
-            async with memory_fleet(folder, yaml.safe_dump({"targets": dict(targets)})) as fleet:
+    def outcomes(self, folder: Path, failures: Mapping[str, Failing]) -> dict[str, dict[str, Outcome]]:
+        """Let a call to each kind of target fail in each way, in a session of its own: what came of it, by both."""
+        return asyncio.run(self._outcomes(folder, list(failures.items())))
 
-                async def outcome(name: str) -> Outcome:
-                    session = await fleet.open_session(name)
-                    on_chunk = (lambda _: None) if name in self.streamed else None
+    async def _outcomes(self, folder: Path, failures: list[tuple[str, Failing]]) -> dict[str, dict[str, Outcome]]:
+        names = {
+            f"{kind}-{number}": (kind, failing) for number, (_, failing) in enumerate(failures) for kind in self.kinds
+        }
+
+        def answer(received: ReceivedRequest) -> Script:
+            kind, failing = names[str(received.body[self.field])]
+            assert failing.answer is not None
+            return failing.answer(kind)
+
+        async with model_server() as provider:
+            provider.response_for, nowhere = answer, unused_url()
+            targets = {
+                name: self.described(kind, name, nowhere if failing.answer is None else provider.url)
+                for name, (kind, failing) in names.items()
+            }
+            async with memory_fleet(folder, yaml.safe_dump({"targets": targets})) as fleet:
+
+                async def ask(name: str) -> tuple[str, str, bool | None, quintain.Info]:
+                    kind, failing = names[name]
+                    session = await fleet.open_session(name, allowed_targets=[name])
+                    on_chunk = (lambda _: None) if kind in self.streamed else None
                     async with fleet.client_of(session) as client:
                         with pytest.raises(quintain.Fault) as caught:
-                            await client.send(request, deadline_seconds=deadline_seconds, on_chunk=on_chunk)
+                            await client.send(
+                                failing.request, deadline_seconds=failing.deadline_seconds, on_chunk=on_chunk
+                            )
                         async with asyncio.timeout(20):
                             while (info := await client.get_info()).running + info.reserved:
                                 await asyncio.sleep(0.02)
-                    tries = sum(json.loads(received.raw)[self.field] == name for received in provider.requests)
-                    fault = caught.value
-                    return Outcome(fault.code, fault.charged, tries, info.committed, info.refunded, info.in_doubt)
+                    return name, caught.value.code, caught.value.charged, info
 
-                return dict(zip(targets, await asyncio.gather(*map(outcome, targets)), strict=True))
+                # Those with a short deadline come last: nothing else then keeps the processor from them.
+                ended = list[tuple[str, str, bool | None, quintain.Info]]()
+                for deadline in sorted({failing.deadline_seconds for _, failing in failures}, reverse=True):
+                    ended += await asyncio.gather(
+                        *(ask(name) for name, (_, failing) in names.items() if failing.deadline_seconds == deadline)
+                    )
+            tries = Counter(json.loads(received.raw)[self.field] for received in provider.requests)
+        told = {
+            name: Outcome(code, charged, tries[name], info.committed, info.refunded, info.in_doubt)
+            for name, code, charged, info in ended
+        }
+        return {
+            failure: {kind: told[f"{kind}-{number}"] for kind in self.kinds}
+            for number, (failure, _) in enumerate(failures)
+        }
 
 
 def refusal(code: int, body: Mapping[str, object], **headers: str) -> ScriptedResponse:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,6 +41,7 @@ def test_what_commands_print_of_a_run(shell: CommandLine) -> None:
     folder = shell.folder / "quintain-demo"
     again = ("--config", str(folder / "quintain.yaml"))
     other = str(shell.folder / "other")
+    shutil.copytree(folder / "demo-results", other)  # it has all answers: nothing is asked again
     fields = {"run": fields_of_values(printed(shell, "run", str(folder / "eval.yaml"), "--output", other, *again))}
     assert fields["run"] == demo
     (shell.folder / "broken.yaml").write_text("targets: {broken: {provider: mock, fail_rate: 1, max_tries: 1}}\n")
