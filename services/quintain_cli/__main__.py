@@ -31,6 +31,9 @@ COMMANDS: CommandTable = {
     "view": "results:view",
     "export": "results:export",
     "compare": "results:compare",
+    "cache list": "cache:list_answers",
+    "cache prune": "cache:prune",
+    "cache clear": "cache:clear",
     "up": "up:up",
     "invoke": "session:invoke",
     "info": "session:info",
@@ -66,6 +69,7 @@ COMMANDS: CommandTable = {
 }
 
 GROUPS = {
+    "cache": "Show what the cache of answers has, and delete from it.",
     "target": "Pause and resume targets for all workers. Needs QUINTAIN_BROKER_URL and QUINTAIN_ADMIN_TOKEN; "
     "`quintain status` shows pauses.",
     "quota": "Show and set what provider keys may use in the whole fleet. Needs QUINTAIN_BROKER_URL and "

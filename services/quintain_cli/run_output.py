@@ -35,10 +35,11 @@ from quintain_runner.engine.run_settings import RunOptions, RunSettings
 from quintain_runner.engine.session import NewSession
 from quintain_runner.evaluation import execute_run
 from quintain_runner.graders.program import unconfined_programs
+from quintain_runner.report.notes import account_lines, parked_target_notes, unavailable_grader_notes
 from quintain_runner.report.progress_display import progress_display
 from quintain_runner.report.report_files import write_csv, write_junit, write_markdown
 from quintain_runner.report.run_report import RunReport, question_text
-from quintain_runner.report.summary import account_lines, exit_line, parked_target_notes, unavailable_grader_notes
+from quintain_runner.report.summary import exit_line
 from quintain_runner.report.tables import run_tables
 from quintain_runner.report.text_table import TextTable, rich_tables
 from quintain_runner.results.row import Row

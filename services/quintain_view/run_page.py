@@ -9,9 +9,9 @@ from typing import Final
 
 from quintain.fleet.tables import duration
 from quintain.web import visible
+from quintain_runner.report.notes import account_lines
 from quintain_runner.report.run_file import RunFile
 from quintain_runner.report.run_report import RunReport
-from quintain_runner.report.summary import account_lines
 from quintain_runner.report.tables import run_tables
 from quintain_runner.report.text_table import TextTable, bill_table
 from quintain_runner.results.bill import dollars

@@ -96,6 +96,13 @@ KeepStaleOption = Annotated[
 FreshOption = Annotated[
     bool, typer.Option("--fresh", help="Rename the results of before to NAME.previous-N, and begin again.")
 ]
+CacheOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="AGE|off|FILE",
+        help="Take answers that are at most so old, such as 30d, from this user's cache, or any from that of a file.",
+    ),
+]
 RetryErrorsOption = Annotated[
     bool,
     typer.Option("--retry-errors/--keep-errors", help="On resume, call again for rows that failed, or keep them."),
@@ -120,6 +127,7 @@ def run(
     priority: PriorityOption = None,
     concurrency: ConcurrencyOption = DEFAULT_CONCURRENCY,
     graders: GradersOption = DEFAULT_GRADER_CONCURRENCY,
+    cache: CacheOption = None,
     keep_stale: KeepStaleOption = False,
     fresh: FreshOption = False,
     no_content: NoContentOption = False,
@@ -155,12 +163,12 @@ def run(
         give_up_seconds=None if give_up_after is None else parse_duration_seconds(give_up_after),
         weight=weight,
         priority=priority,
+        cache=cache,
         command=shlex.join(["quintain", *sys.argv[1:]]),
         is_fresh=fresh,
         waits=not no_wait,
     )
-    files = OutputFiles(junit=junit, markdown=markdown, csv=csv)
-    raise typer.Exit(run_and_report(options, files, as_json=as_json))
+    raise typer.Exit(run_and_report(options, OutputFiles(junit=junit, markdown=markdown, csv=csv), as_json=as_json))
 
 
 def rescore(

@@ -85,7 +85,7 @@ class Comparisons:
 
     def trials(self, questions: Iterable[PlannedQuestion], target: str, find_row: FindRow) -> Iterator[Trial]:
         """The rows of a target that lack a comparison, each as a trial with its opponents."""
-        for case, prompt, repeat in questions:
+        for case, prompt, repeat, occurrence in questions:
             key = RowKey(case.id, target, repeat, prompt)
             row = find_row(key)
             if row is None or not has_answer(row):
@@ -106,6 +106,7 @@ class Comparisons:
                     kept=row,
                     stale=tuple(row.stale or ()),
                     opponents=opponents,
+                    occurrence=occurrence,
                 )
 
     def missing(

@@ -15,6 +15,7 @@ from quintain.contracts.agents import MAX_STEPS_BYTES
 from quintain.contracts.invoke import NO_TOKENS, InvokeRequest, Result, TokenUsage
 from quintain.contracts.step_log import cut_steps
 from quintain.errors import BudgetExhausted, ConversationLost, Fault, QuintainError, ReplyExpired, WorkerLost
+from quintain_runner.graders.answers import NumberedRequest
 from quintain_runner.graders.base import GradingContext, is_in_doubt
 from quintain_runner.plan.conversation import MAX_ATTEMPTS, TrialConversation, turn_id
 from quintain_runner.plan.trials import Trial
@@ -140,13 +141,20 @@ async def _hold(held: HeldConversation, trial: Trial, context: GradingContext, m
         if conversation.turns and not await may_go_on(replace(trial, conversation=conversation), request):
             raise BudgetExhausted
         request_id = turn_id(trial.request_id, conversation.attempt, conversation.number)
-        result = await context.ask(request, request_id, column=trial.column)
-        held.calls += 1
-        held.usage += result.token_usage or NO_TOKENS
+        result = await context.ask(
+            NumberedRequest(request, trial.number, _times_asked(trial, conversation)), request_id, column=trial.column
+        )
+        if not result.cached:
+            held.calls += 1
+            held.usage += result.token_usage or NO_TOKENS
         if (error := RowError.of_change(trial.target, trial.fingerprints.target, result, request_id)) is not None:
             raise _Ended(error)
-        context.waits.note_answer(trial.target)
         held.conversation, held.last = conversation.answered(question, result, request_id), result
+
+
+def _times_asked(trial: Trial, conversation: TrialConversation) -> int:
+    """How often a turn of this conversation is asked with this one."""
+    return (trial.times_asked - 1) * MAX_ATTEMPTS + conversation.attempt
 
 
 def _require_no_unanswered_call(conversation: TrialConversation) -> None:
@@ -167,7 +175,8 @@ async def _ask_user(held: HeldConversation, trial: Trial, context: GradingContex
     request_id = turn_id(trial.request_id, conversation.attempt, conversation.number, by_user=True)
     who = f"the simulated user ({user.target}), before turn {conversation.number}"
     try:
-        reply = await context.ask(conversation.user_request(), request_id)
+        asked = NumberedRequest(conversation.user_request(), trial.later_number, _times_asked(trial, conversation))
+        reply = await context.ask(asked, request_id)
     except (BudgetExhausted, ReplyExpired):
         raise
     except Fault as fault:
@@ -175,11 +184,11 @@ async def _ask_user(held: HeldConversation, trial: Trial, context: GradingContex
         held.user_calls += int(fault.charged is not False)
         error = RowError(code=fault.code, error=f"{who}: {fault.message}", provider_error=fault.provider_error)
         raise _Ended(error, in_doubt=is_in_doubt(fault)) from None
-    context.waits.note_answer(user.target)
-    held.calls += 1
-    held.user_calls += 1
-    held.usage += reply.token_usage or NO_TOKENS
-    held.user_usage += reply.token_usage or NO_TOKENS
+    if not reply.cached:
+        held.calls += 1
+        held.user_calls += 1
+        held.usage += reply.token_usage or NO_TOKENS
+        held.user_usage += reply.token_usage or NO_TOKENS
     if (changed := RowError.of_change(user.target, trial.fingerprints.user, reply, request_id)) is not None:
         raise _Ended(changed)
     text = reply.raw_text.strip()

@@ -30,7 +30,9 @@ from quintain_runner.plan.changes import (
     decide,
     needed_calls,
 )
-from quintain_runner.plan.trials import PlannedQuestion, Scoring, grader_limits, planned_questions
+from quintain_runner.plan.occurrences import Occurrences
+from quintain_runner.plan.scoring import Scoring
+from quintain_runner.plan.trials import PlannedQuestion, grader_limits, planned_questions
 from quintain_runner.report.run_file import RunFile
 from quintain_runner.results.counts import ANSWERED, CallsLeft, NeededCalls
 from quintain_runner.results.row import TARGET_CHANGED, Row, RowKey, RowStatus, column_name
@@ -118,6 +120,8 @@ class RerunPlan:
     unavailable_graders: tuple[str, ...] = ()
     different_seconds: Mapping[str, float] = field(default_factory=dict)
     identity: PlanIdentity = field(default_factory=lambda: PlanIdentity(trials=""))
+    #: Which cases ask the same first.
+    occurrences: Occurrences = field(default_factory=Occurrences)
     _pending_cases: KeyHashSet = field(default_factory=KeyHashSet)
 
     @property
@@ -276,7 +280,9 @@ class Planner:
             for case, is_selected in self.run.options.selection.mark_cases(cases):
                 case_ids.add(key_hash(case.id))
                 for prompt in self.run.evaluation.prompts:
-                    identity.add(prompt.apply(case), prompt.name)
+                    asked = prompt.apply(case)
+                    identity.add(asked, prompt.name)
+                    plan.occurrences.add(asked, prompt.name)
                 for question, row, decision in self._decide_on_case(plan, case, is_selected=is_selected):
                     found += 1
                     if (updated := self._updated_row(row, question.case, decision, plan, scoring)) != row:

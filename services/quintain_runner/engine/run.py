@@ -19,6 +19,7 @@ from quintain.errors import BusError, ConfigError, Fault
 from quintain.observe import logs, semconv
 from quintain.observe.spans import span
 from quintain.programs.agent_urls import with_proxy_bypass
+from quintain_runner.engine.answers import RunAnswers, open_answers
 from quintain_runner.engine.backend import Backend
 from quintain_runner.engine.comparisons import Comparisons, open_comparisons
 from quintain_runner.engine.cost_gate import CostGate
@@ -34,7 +35,8 @@ from quintain_runner.engine.trial_budget import TrialBudget
 from quintain_runner.graders.base import GraderRunner, GradingContext, judge_references
 from quintain_runner.graders.factory import build_own, open_graders
 from quintain_runner.graders.judge import recorded_judges
-from quintain_runner.plan.trials import Scoring, check_targets_available
+from quintain_runner.plan.scoring import Scoring
+from quintain_runner.plan.trials import check_targets_available
 from quintain_runner.report.progress import ProgressState
 from quintain_runner.report.progress_display import TICK_SECONDS, NoProgressDisplay, ProgressDisplay
 from quintain_runner.report.run_file import RunFile, open_run, write_run
@@ -97,18 +99,11 @@ async def run_evaluation(
         open_graders(evaluation, env, gateway_url=backend.gateway_url, output=options.folder) as graders,
         open_results(options.folder, keeps_content=options.keeps_content) as results,
     ):
-        record = await asyncio.to_thread(
-            lambda: open_run(
-                options.folder,
-                evaluation,
-                run.targets,
-                run.dataset.sha256,
-                is_narrowed=bool(options.targets),
-                cards=run.cards,
-            )
-        )
+        record = await asyncio.to_thread(_open_record, run)
         record = record.with_fields(judges=record.judges | recorded_judges(graders))
         fingerprints = await run_fingerprints(run, info, graders, record, env)
+        answers = stack.enter_context(open_answers(run, fingerprints.targets))
+        results.write_before_rows(answers.write)
         comparisons = stack.enter_context(open_comparisons(evaluation, record.configuration.targets, fingerprints))
         plan = await Planner(run=run, results=results, comparisons=comparisons).plan()
         plan.different_seconds = {
@@ -127,6 +122,7 @@ async def run_evaluation(
             comparisons=comparisons,
             results=results,
             graders=graders,
+            answers=answers,
             progress=listener.progress,
             progress_state=ProgressState(
                 record.configuration.columns,
@@ -140,6 +136,12 @@ async def run_evaluation(
         return await execution.execute(record)
 
 
+def _open_record(run: RunSettings) -> RunFile:
+    options, sha256 = run.options, run.dataset.sha256
+    is_narrowed = bool(options.targets)
+    return open_run(options.folder, run.evaluation, run.targets, sha256, is_narrowed=is_narrowed, cards=run.cards)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Execution:
     """The execution of a plan, in its session."""
@@ -151,6 +153,7 @@ class _Execution:
     comparisons: Comparisons
     results: ResultFile
     graders: tuple[GraderRunner, ...]
+    answers: RunAnswers
     progress: ProgressDisplay
     progress_state: ProgressState
 
@@ -159,6 +162,7 @@ class _Execution:
         run, evaluation, folder = self.run, self.run.evaluation, self.run.options.folder
         self.progress_state.money.warn_at = evaluation.spec.warn_at
         self.progress_state.rows_to_compare = self.plan.compared
+        self.progress_state.warnings = self.answers.warnings
         info = await self.session.client.get_info()
         self._require_bounded_costs(info)
         update_budget(self.progress_state, info, self.session)
@@ -277,6 +281,7 @@ class _Execution:
             agents=agents_of(run.config),
             settings=settings_of(None if run.is_on_fleet else run.config, run.env),
             build_own=build_own,
+            answers=self.answers,
         )
         return TrialBudget(
             context,

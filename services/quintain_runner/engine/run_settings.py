@@ -70,8 +70,8 @@ class RunOptions:
     questions, answers and reasons. ``concurrency`` is the number of trials per target, and ``grader_concurrency`` the
     number of grader processes, that run at the same time. A target with a quota is parked after ``give_up_seconds``
     without an answer (see `QuotaWatch`); the run's share of quotas is by ``weight`` and ``priority``. ``is_fresh``
-    renames earlier rows. ``max_cost_usd`` is a limit, or ``none`` for no limit any more. A run that ``waits`` does so
-    for the first worker of a fleet. ``command`` is the command line, ``resume_command`` what goes on, if another.
+    renames earlier rows. ``cache`` is an age, ``off`` or a file. ``max_cost_usd`` is a limit, or ``none`` for no limit
+    any more. A run ``waits`` for the first worker of a fleet. ``command`` is the command line, or ``resume_command``.
     """
 
     path: Path
@@ -91,6 +91,7 @@ class RunOptions:
     weight: int | None = None
     max_cost_usd: float | NoLimit | None = None
     priority: Priority | None = None
+    cache: str | None = None
     regrades: bool = False
     keeps_content: bool = True
     is_fresh: bool = False

@@ -199,7 +199,7 @@ class TrialScheduler:
 
         def pending(cases: Iterable[Case], target: str) -> Iterator[Trial]:
             return pending_trials(
-                self._questions(case for case in cases if plan.is_pending(case.id, target)),
+                self._questions(plan, (case for case in cases if plan.is_pending(case.id, target))),
                 target,
                 find_row=self._results.find,
                 rerun_policy=plan.policy,
@@ -213,14 +213,14 @@ class TrialScheduler:
 
                 def compared(cases: Iterable[Case], target: str) -> Iterator[Trial]:
                     selected = (case for case, is_selected in selection.mark_cases(cases) if is_selected)
-                    return comparisons.trials(self._questions(selected), target, rows.find)
+                    return comparisons.trials(self._questions(plan, selected), target, rows.find)
 
                 await self._run_targets(plan, compared)
         return bool(self._spent_targets)
 
-    def _questions(self, cases: Iterable[Case]) -> Iterator[PlannedQuestion]:
+    def _questions(self, plan: RerunPlan, cases: Iterable[Case]) -> Iterator[PlannedQuestion]:
         evaluation = self._settings.evaluation
-        return planned_questions(cases, evaluation.prompts, evaluation.spec.repeats)
+        return planned_questions(cases, evaluation.prompts, evaluation.spec.repeats, plan.occurrences)
 
     async def _run_targets(self, plan: RerunPlan, trials_of: TrialsOf) -> None:
         """Execute these trials of all targets."""

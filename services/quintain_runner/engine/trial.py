@@ -11,6 +11,7 @@ from quintain.observe import logs, semconv
 from quintain.observe.spans import span
 from quintain_runner.engine.conversation import MayGoOn, always, hold_conversation
 from quintain_runner.engine.trial_budget import TrialBudget
+from quintain_runner.graders.answers import AnswerMissing, NumberedRequest, Saved
 from quintain_runner.graders.base import GradingContext, final_verdict, is_in_doubt
 from quintain_runner.plan.changes import unchanged_grader_row
 from quintain_runner.plan.conversation import TrialConversation
@@ -80,22 +81,34 @@ async def run_trial(
         return semconv.trial_span(logs.current_ids().get("runId"), trial.case.id, trial.target, trial.repeat)
 
     with span(span_attributes, new_trace=True) as trial_span:
+        if context.answers.has_some:
+            context = replace(context, saved=Saved())
         outcome = await _run_reserved(trial, context, budget, may_go_on)
         if (row := outcome.row) is None:
             return outcome
         trial_span.set_attributes({semconv.OUTCOME: row.status.value})
-        return TrialOutcome(context.scoring.applied_to(row, trial.case), outcome.budget_spent, outcome.target_fault)
+        before = trial.kept
+        row = context.scoring.applied_to(row, trial.case).with_fields(
+            cached=context.saved.answers + (0 if before is None else before.cached),
+            saved_usd=context.saved.usd + (0.0 if before is None else before.saved_usd),
+        )
+        return TrialOutcome(row, outcome.budget_spent, outcome.target_fault)
 
 
 async def _run_reserved(
     trial: Trial, context: GradingContext, budget: TrialBudget | None, may_go_on: MayGoOn
 ) -> TrialOutcome:
-    """Reserve the calls of the trial and of its graders, and execute it."""
+    """Reserve the calls of the trial and of its graders, unless stored answers are enough, and execute it."""
     if budget is None or not budget.is_scarce:
         return await _run_trial_steps(trial, context, may_go_on)
+    if context.answers.has_some:
+        try:
+            return await _run_trial_steps(trial, replace(context, only_stored=True), always)
+        except* AnswerMissing:
+            context.saved.answers, context.saved.usd = 0, 0.0
     try:
-        async with budget.reserved(trial) as reserved_context:
-            return await _run_trial_steps(trial, reserved_context, may_go_on)
+        async with budget.reserved(trial) as reserved:
+            return await _run_trial_steps(trial, replace(reserved, saved=context.saved), may_go_on)
     except BudgetExhausted:
         return TrialOutcome(row=None, budget_spent=True)
     except Fault as fault:
@@ -145,7 +158,9 @@ async def _run_one_call(trial: Trial, context: GradingContext) -> TrialOutcome:
     """Call the target once, run the graders, and build the row."""
     request_id = trial.request_id
     try:
-        result = await context.ask(trial.request, request_id, column=trial.column)
+        result = await context.ask(
+            NumberedRequest(trial.request, trial.number, trial.times_asked), request_id, column=trial.column
+        )
     except ReplyExpired:
         return await _run_one_call(trial.after_expired_reply(), context)
     except BudgetExhausted:
@@ -154,15 +169,14 @@ async def _run_one_call(trial: Trial, context: GradingContext) -> TrialOutcome:
         failure = RowError.of_call(fault, request_id)
         row = _ungraded_row(trial, failure, calls=int(fault.charged is not False), in_doubt=is_in_doubt(fault))
         return TrialOutcome(row=row.with_fields(duration_ms=fault.duration_ms or 0), target_fault=fault)
-    usage = result.token_usage or NO_TOKENS
+    calls, usage = (0, NO_TOKENS) if result.cached else (1, result.token_usage or NO_TOKENS)
     if (error := RowError.of_change(trial.target, trial.fingerprints.target, result, request_id)) is not None:
-        row = _ungraded_row(trial, error, calls=1, token_usage=usage)
+        row = _ungraded_row(trial, error, calls=calls, token_usage=usage)
         return TrialOutcome(row=row.with_fields(duration_ms=result.duration_ms))
     if not result.replayed and not result.cached:
         trial = replace(trial, answered_at=datetime.now(UTC))
-    return await _grade(
-        trial, _Answered(result=result, answer=Answer.of(result, request_id), token_usage=usage), context
-    )
+    answer = Answer.of(result, request_id)
+    return await _grade(trial, _Answered(result=result, answer=answer, calls=calls, token_usage=usage), context)
 
 
 async def _grade(trial: Trial, asked: _Answered, context: GradingContext) -> TrialOutcome:

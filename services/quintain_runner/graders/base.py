@@ -12,7 +12,7 @@ from typing import Final, Protocol, TypeVar
 from quintain.client.client import Client
 from quintain.client.transport import DEFAULT_DEADLINE_SECONDS
 from quintain.config.prices import Price
-from quintain.contracts.invoke import InvokeRequest, JsonObject, Result, TokenUsage
+from quintain.contracts.invoke import JsonObject, Result, TokenUsage
 from quintain.contracts.money import CostTerms, picodollars
 from quintain.contracts.session import OpenSession, SessionOpened
 from quintain.contracts.values import MAX_DEADLINE_SECONDS
@@ -27,8 +27,10 @@ from quintain.errors import (
     ReplyTooLarge,
     Throttled,
 )
+from quintain_runner.graders.answers import AnswerMissing, Answers, NumberedRequest, Saved
 from quintain_runner.plan.changes import RunFingerprints, reusable_grader_row
-from quintain_runner.plan.trials import Scoring, Trial
+from quintain_runner.plan.scoring import Scoring
+from quintain_runner.plan.trials import Trial
 from quintain_runner.results.row import GRADER_FAILED, GraderRow
 from quintain_runner.spec.asking_graders import JudgeGrader, SimilarGrader
 from quintain_runner.spec.evaluation import Evaluation
@@ -201,6 +203,8 @@ class GradingContext:
     for this trial's graders before it began, by the grader's name. ``timeouts`` are the time limits of the targets that
     have one, in seconds. ``costs`` are what calls of the targets can cost at most, and ``max_cost_usd`` is the run's
     limit, which no grader's limit exceeds; None where it has none. ``build_own`` makes a case's own grader ready.
+    ``answers`` are looked up before a target is asked, and ``saved`` is what a trial found there; with ``only_stored``
+    no target is asked.
     """
 
     run_name: str
@@ -223,6 +227,9 @@ class GradingContext:
     agents: frozenset[str] = frozenset()
     settings: Mapping[str, JsonObject] = field(default_factory=dict)
     build_own: Callable[[GraderSpec], GraderRunner] | None = None
+    answers: Answers = field(default_factory=Answers)
+    saved: Saved = field(default_factory=Saved)
+    only_stored: bool = False
 
     def graders_of(self, trial: Trial) -> tuple[GraderRunner, ...]:
         """The graders that grade a trial: pairwise ones with opponents, or else all that are not pairwise, and those of
@@ -248,22 +255,48 @@ class GradingContext:
         limit = max(DEFAULT_DEADLINE_SECONDS, self.timeouts.get(target, 0.0))
         return min(MAX_DEADLINE_SECONDS, limit + self.waits.line_seconds(target))
 
-    async def ask(self, request: InvokeRequest, request_id: str, *, column: str | None = None) -> Result:
-        """Send a request to the target that it names, again as `call_with_retry` does; ``column`` counts that. Raises
-        the last error."""
-        target = request.requested_target or ""
+    async def ask(self, asked: NumberedRequest, request_id: str, *, column: str | None = None) -> Result:
+        """Give the stored answer, or send the request to the target that it names, again as `call_with_retry` does;
+        ``column`` counts that. Raises the last error."""
+        target = asked.target
         try:
-            result = await call_with_retry(
-                lambda: self.session.send(
-                    request, request_id=request_id, deadline_seconds=self.deadline_seconds(target)
+            return await self.answer(
+                asked,
+                lambda: call_with_retry(
+                    lambda: self.session.send(
+                        asked.request, request_id=request_id, deadline_seconds=self.deadline_seconds(target)
+                    ),
+                    ignore_retry if column is None else partial(self.on_retry, column),
+                    partial(self.waits.goes_on, target),
                 ),
-                ignore_retry if column is None else partial(self.on_retry, column),
-                partial(self.waits.goes_on, target),
             )
         except ANSWERED_FAULTS:
             self.waits.note_answer(target)
             raise
-        self.waits.note_answer(target)
+
+    async def answer(
+        self,
+        asked: NumberedRequest,
+        call: Callable[[], Awaitable[Result]],
+        is_usable: Callable[[Result], bool] = lambda _: True,
+    ) -> Result:
+        """Give the stored answer, or that of ``call``, which is kept; for other runs too if it ``is_usable``."""
+        if (found := self.answers.find(asked)) is not None:
+            if found.cached:
+                self.saved.answers += 1
+                price = self.prices.get(asked.target)
+                cost = found.cost_usd if price is None else price.of_call(found.token_usage)
+                self.saved.usd += cost or 0.0
+            return found
+        if self.only_stored:
+            raise AnswerMissing
+        try:
+            result = await call()
+        except Fault as fault:
+            self.answers.keep(asked, fault, is_usable=False)
+            raise
+        self.waits.note_answer(asked.target)
+        self.answers.keep(asked, result, is_usable=is_usable(result))
         return result
 
     def reserved_session(self, grader: str) -> ReservedSession | None:

@@ -16,6 +16,7 @@ from pydantic import JsonValue
 from quintain.config.fingerprint import fingerprint_of
 from quintain.config.secrets import redact_secrets
 from quintain.contracts.invoke import NO_TOKENS, InvokeRequest, Result
+from quintain_runner.graders.answers import NumberedRequest
 from quintain_runner.graders.base import GraderRunner, GradingContext, GradingResult, PlannedCalls, max_shown_bytes
 from quintain_runner.graders.calls import call_target
 from quintain_runner.graders.combined import single_runners
@@ -147,29 +148,34 @@ class JudgeGraderRunner:
         left_out = left_out_of(shown_sections(self.spec, trial.graded_case, result))
         return replace(grading, row=grading.row.with_fields(left_out=left_out))
 
+    def _said(self, trial: Trial, reply: Result) -> GraderRow:
+        """What a judge's reply says; an error where it is no verdict."""
+        try:
+            rubric = filled(self.spec, "", trial.case)[0].rubric
+            return parse_judgement(reply.raw_text, rubric, self.spec.vote_type)
+        except GraderError as error:
+            return GraderRow(error=error.message + cut_note(reply))
+
     async def _ask(self, trial: Trial, result: Result, vote: _Vote, context: GradingContext) -> GradingResult:
         """Ask for a vote."""
         judge, request = vote.judge, self._request(trial, result, vote.judge)
         call = await call_target(
-            request,
+            NumberedRequest(request, trial.later_number),
             lambda calls: self._request_id(trial, vote, context, calls),
             context,
             spec=self.spec,
-            target=judge,
+            is_usable=lambda reply: self._said(trial, reply).error is None,
             spent_calls=vote.earlier_calls,
         )
         row = GraderRow(calls=call.calls, request_id=call.request_id, fingerprint=vote.fingerprint)
-        usage = (call.result.token_usage if call.result is not None else None) or NO_TOKENS
+        usage = call.token_usage
         if call.error is not None or call.result is None:
             row = row.with_fields(error=call.error, in_doubt=call.in_doubt)
             return GradingResult(
                 row, usage, error_code=call.error_code, in_doubt=call.in_doubt, earlier_calls=vote.earlier_calls
             )
         reply, text = call.result, call.result.raw_text
-        try:
-            said = parse_judgement(text, filled(self.spec, "", trial.case)[0].rubric, self.spec.vote_type)
-        except GraderError as error:
-            said = GraderRow(error=error.message + cut_note(reply))
+        said = self._said(trial, reply)
         used = JudgeUsed(target=judge, model=reply.model, settings=context.settings.get(judge), ignored=reply.ignored)
         used = used.with_fields(grader=self.recorded if self.spec.is_data else None)
         cut = max(0, len(text) - _MAX_REPLY_CHARACTERS)

@@ -24,6 +24,7 @@ from quintain.contracts.invoke import (
 from quintain.errors import BudgetExhausted
 from quintain.graders import Case
 from quintain_runner.files import InvalidJson, extract_fenced_json, read_json
+from quintain_runner.graders.answers import NumberedRequest
 from quintain_runner.graders.base import GradingContext, GradingResult, PlannedCalls
 from quintain_runner.graders.calls import GraderCall, call_target
 from quintain_runner.graders.judge_request import reply_beginning
@@ -217,19 +218,17 @@ class PairwiseGraderRunner:
         if known.choice is not None:
             return _AskedVote(known, known.calls - counted_calls)
         call = await call_target(
-            question.request,
+            NumberedRequest(question.request, trial.number_of_pairs),
             lambda spent: self._request_id(trial, question.request, context, spent),
             context,
             spec=self.spec,
-            target=self.spec.judge_target,
+            is_usable=lambda reply: parse_choice(reply.raw_text).error is None,
             spent_calls=known.calls,
         )
-        vote, usage = PairwiseVote(error=call.error), NO_TOKENS
-        if call.result is not None:
-            usage = call.result.token_usage or NO_TOKENS
-            if call.error is None:
-                vote = parse_choice(call.result.raw_text)
-                vote = vote.with_fields(error=vote.error and vote.error + cut_note(call.result))
+        vote, usage = PairwiseVote(error=call.error), call.token_usage
+        if call.result is not None and call.error is None:
+            vote = parse_choice(call.result.raw_text)
+            vote = vote.with_fields(error=vote.error and vote.error + cut_note(call.result))
         vote = vote.with_fields(calls=call.calls, request_id=call.request_id)
         return _AskedVote(vote, call.calls - counted_calls, usage, call)
 

@@ -16,6 +16,7 @@ from quintain.graders import GraderInput
 from quintain.observe.spans import TRACEPARENT_VARIABLE, current_traceparent
 from quintain.programs.agent_urls import session_variables
 from quintain.programs.program import Program, script_path, withheld_variables
+from quintain_runner.graders.answers import AnswerMissing
 from quintain_runner.graders.base import (
     SESSION_LEAD_SECONDS,
     GradingContext,
@@ -100,6 +101,8 @@ class ProgramGraderRunner:
 
     async def grade(self, trial: Trial, result: Result, context: GradingContext) -> GradingResult:
         """Open a child session, execute the grader, and read what it spent; see `GraderRunner.grade`."""
+        if context.only_stored and self.needs_session:
+            raise AnswerMissing
         async with context.process_slots:
             reserved = context.reserved_session(self.name)
             session = await self._session(trial, context, reserved) if self.needs_session else None

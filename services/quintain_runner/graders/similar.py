@@ -8,6 +8,7 @@ from typing import Any
 
 from quintain.contracts.api_request import ApiRequest, json_text
 from quintain.contracts.invoke import NO_TOKENS, Result
+from quintain_runner.graders.answers import NumberedRequest
 from quintain_runner.graders.base import GradingContext, GradingResult, PlannedCalls
 from quintain_runner.graders.calls import call_target
 from quintain_runner.graders.verdict import GraderError
@@ -58,29 +59,38 @@ class SimilarGraderRunner:
         if not result.raw_text:
             # There is no embedding of nothing.
             return GradingResult(GraderRow(score=0.0, passed=False, reason="the answer is empty"), NO_TOKENS)
+        body = json_text({"input": [result.raw_text, *right]})
+        request = ApiRequest("embeddings", body, target=target, grader=self.name)
         call = await call_target(
-            ApiRequest("embeddings", json_text({"input": [result.raw_text, *right]}), target=target, grader=self.name),
+            NumberedRequest(request, trial.later_number),
             lambda spent: self._request_id(trial, context, trial.earlier_calls + spent),
             context,
             spec=self.spec,
-            target=target,
+            is_usable=lambda reply: isinstance(similarity_of(reply, 1 + len(right)), float),
         )
-        usage = (call.result.token_usage if call.result is not None else None) or NO_TOKENS
+        usage = call.token_usage
         row = GraderRow(calls=call.calls, request_id=call.request_id)
         if call.error is not None or call.result is None:
             row = row.with_fields(error=call.error)
             return GradingResult(row, usage, error_code=call.error_code, in_doubt=call.in_doubt)
-        try:
-            answer, *others = read_embeddings(call.result.body, count=1 + len(right))
-            similarity = max(cosine_similarity(answer, other) for other in others)
-        except GraderError as error:
-            return GradingResult(row.with_fields(error=error.message), usage)
+        similarity = similarity_of(call.result, 1 + len(right))
+        if isinstance(similarity, GraderError):
+            return GradingResult(row.with_fields(error=similarity.message), usage)
         verdict = row.with_fields(
             score=min(1.0, max(0.0, similarity)),
             passed=similarity >= self.spec.threshold,
             reason=f"cosine similarity {similarity:.4f}",
         )
         return GradingResult(verdict, usage)
+
+
+def similarity_of(reply: Result, count: int) -> float | GraderError:
+    """The similarity of the first of so many embeddings with the nearest of the others, or why there is none."""
+    try:
+        answer, *others = read_embeddings(reply.body, count=count)
+        return max(cosine_similarity(answer, other) for other in others)
+    except GraderError as error:
+        return error
 
 
 def read_embeddings(body: dict[str, Any] | None, *, count: int) -> list[np.ndarray[Any, np.dtype[np.float64]]]:

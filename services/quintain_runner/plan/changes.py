@@ -70,6 +70,13 @@ class RunFingerprints:
         own = {} if case is None else {grader.name: self._own(grader, target) for grader in case.graders}
         return {**self.graders.get(target, {}), **own}
 
+    def twins_before(self, target: str) -> int:
+        """How many targets before this one are configured alike: their answers are not each other's."""
+        names = list(self.targets)
+        own = self.targets.get(target)
+        before = names[: names.index(target)] if own is not None else ()
+        return sum(self.targets[name] == own for name in before)
+
     def _own(self, grader: GraderSpec, target: str) -> str | None:
         judges = [self.targets.get(judge) for judge in judges_of(grader, target, self.judge_targets)]
         return None if None in judges else fingerprint_of([grader.fingerprint, *judges])

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from types import MappingProxyType
 from typing import NamedTuple
-
-from pydantic import JsonValue
 
 from quintain.config.file_errors import suggestion
 from quintain.contracts.invoke import NO_TOKENS, ChatMessage, InvokeRequest, TokenUsage
@@ -20,12 +17,12 @@ from quintain_runner.plan.address import request_id
 from quintain_runner.plan.changes import Action, RerunPolicy, RunFingerprints, decide
 from quintain_runner.plan.conversation import TrialConversation, opening, planned_ids
 from quintain_runner.plan.dataset import DatasetStats
-from quintain_runner.results.counts import ANSWERED
-from quintain_runner.results.row import GraderRow, Row, RowFingerprints, RowKey, RowStatus, column_name
+from quintain_runner.plan.occurrences import Occurrences, first_request
+from quintain_runner.results.row import Row, RowFingerprints, RowKey, RowStatus, column_name
 from quintain_runner.spec.asking_graders import PairwiseGrader
-from quintain_runner.spec.evaluation import Evaluation, EvaluationSpec
+from quintain_runner.spec.evaluation import Evaluation
 from quintain_runner.spec.graders import CommandGrader, FunctionGrader, GraderSpec, ProgramGrader, max_calls_of
-from quintain_runner.spec.prompts import Prompt, case_field
+from quintain_runner.spec.prompts import Prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +85,9 @@ class Trial:
 
     ``opponents`` are the rows with whose answers its kept one is compared, by pairwise grader and by what the results
     call each. A trial that has any is graded by these graders alone, and all its other verdicts stay.
+
+    ``occurrence`` counts, from 1, the cases that ask the same first, and ``twin`` the targets before this one that are
+    configured alike.
     """
 
     case: Case
@@ -101,6 +101,29 @@ class Trial:
     answered_at: datetime | None = None
     conversation: TrialConversation | None = None
     opponents: Mapping[str, Mapping[str, Row]] = field(default_factory=dict)
+    occurrence: int = 1
+    twin: int = 0
+
+    @property
+    def number(self) -> str:
+        """The number of what it asks its target among the equal requests of the run."""
+        return f"{self.occurrence}.{self.repeat}.{self.twin}"
+
+    @property
+    def number_of_pairs(self) -> str:
+        """The number of what is asked of its answer and others to the same question."""
+        return request_id("later", first_request(self.case), self.occurrence, self.repeat)
+
+    @property
+    def later_number(self) -> str:
+        """The number of what is asked of its answer: no two trials share a verdict."""
+        return request_id("later", first_request(self.case), self.occurrence, self.repeat, self.target)
+
+    @property
+    def times_asked(self) -> int:
+        """How often its target is asked the same with this try; what was asked of another target is not counted."""
+        before = self.previous
+        return 1 if before is None or before.fingerprints != self.fingerprints else self.tries
 
     @property
     def graded_case(self) -> Case:
@@ -208,11 +231,15 @@ def request_of(case: Case, target: str, repeat: int) -> InvokeRequest:
 
 
 class PlannedQuestion(NamedTuple):
-    """What each target is asked: the case under one prompt, the prompt's name, and the repeat from 1."""
+    """What each target is asked: the case under one prompt, the prompt's name, and the repeat from 1.
+
+    ``occurrence`` counts the cases that ask the same first.
+    """
 
     case: Case
     prompt: str | None
     repeat: int
+    occurrence: int = 1
 
 
 #: Gives the stored row of a key, or None.
@@ -233,7 +260,8 @@ def pending_trials(
     ``fingerprints`` are those of the run's targets and graders.
     """
     fingerprints = fingerprints or RunFingerprints()
-    for case, prompt, repeat in questions:
+    twin = fingerprints.twins_before(target)
+    for case, prompt, repeat, occurrence in questions:
         row = find_row(RowKey(case.id, target, repeat, prompt))
         decision = decide(row, case, target, fingerprints, rerun_policy)
         if decision.action not in (Action.ASK, Action.GRADE):
@@ -250,16 +278,21 @@ def pending_trials(
             previous=None if row is None else decision.updated_row(row),
             kept=kept,
             stale=decision.remaining_changes,
+            occurrence=occurrence,
+            twin=twin,
         )
 
 
-def planned_questions(cases: Iterable[Case], prompts: Sequence[Prompt], repeats: int) -> Iterator[PlannedQuestion]:
+def planned_questions(
+    cases: Iterable[Case], prompts: Sequence[Prompt], repeats: int, occurrences: Occurrences | None = None
+) -> Iterator[PlannedQuestion]:
     """Everything that each target is asked, in the order of the dataset."""
     for case in cases:
         for prompt in prompts:
             asked = prompt.apply(case)
+            occurrence = 1 if occurrences is None else occurrences.number(case, prompt.name)
             for repeat in range(1, repeats + 1):
-                yield PlannedQuestion(asked, prompt.name, repeat)
+                yield PlannedQuestion(asked, prompt.name, repeat, occurrence)
 
 
 def choose_targets(evaluation: Evaluation, configured: Sequence[str], only: Sequence[str] = ()) -> tuple[str, ...]:
@@ -350,50 +383,3 @@ def check_targets_available(target_references: Iterable[tuple[str, str]], availa
     ]
     if errors:
         raise ConfigError("\n".join(dict.fromkeys(errors)))
-
-
-#: The tag of a case that has no value of the field.
-NO_VALUE = "(none)"
-
-
-@dataclass(frozen=True, slots=True)
-class Scoring:
-    """The graders' weights by name, 1 if absent; and the fields of the case by whose values rows are counted."""
-
-    weights: Mapping[str, float] = field(default_factory=dict)
-    by: Sequence[str] = ()
-
-    @classmethod
-    def of(cls, spec: EvaluationSpec) -> Scoring:
-        """What an evaluation file says."""
-        return cls({grader.name: grader.weight for grader in spec.graders}, spec.by)
-
-    def applied_to(self, row: Row, case: Case) -> Row:
-        """The row with the weighted mean of its graders' scores, and with the tags of its case; the same row if it has
-        them already."""
-        tags = {name: tags_of(case_field(case, name)) for name in self.by} or None
-        has_score = row.score is not None or row.status is not RowStatus.GRADED
-        weights = {**self.weights, **{grader.name: grader.weight for grader in case.graders}}
-        has_weights = all(grader.weight == weights.get(name, 1.0) for name, grader in row.graders.items())
-        if has_score and has_weights and tags == row.tags:
-            return row
-        graders = row.graders
-        if not has_weights:
-            graders = {name: one.with_fields(weight=weights.get(name, 1.0)) for name, one in graders.items()}
-        if row.status in ANSWERED:
-            score = _weighted_mean(graders.values())
-            row = row.with_fields(score=score, status=RowStatus.UNCOMPARED if score is None else RowStatus.GRADED)
-        return row.with_fields(graders=graders, tags=tags)
-
-
-def _weighted_mean(graders: Collection[GraderRow]) -> float | None:
-    """The mean of the graders' scores by their weights; None if no grader with a weight has a score."""
-    scores = [(grader.weight, grader.score) for grader in graders if grader.weight and grader.score is not None]
-    return sum(weight * score for weight, score in scores) / sum(weight for weight, _ in scores) if scores else None
-
-
-def tags_of(value: JsonValue) -> list[str]:
-    """The tags that the value of a field gives: text as it is, other values as JSON, of a list one for each item."""
-    values = value if isinstance(value, list) else [value]
-    texts = [item if isinstance(item, str) else json.dumps(item, ensure_ascii=False) for item in values if item != ""]
-    return list(dict.fromkeys(NO_VALUE if text == "null" else text for text in texts)) or [NO_VALUE]

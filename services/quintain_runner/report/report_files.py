@@ -12,13 +12,11 @@ from xml.sax.saxutils import XMLGenerator
 
 from quintain.errors import QuintainError
 from quintain_runner.files import atomic_write
+from quintain_runner.report.notes import account_lines, parked_target_notes, unavailable_grader_notes
 from quintain_runner.report.run_report import RunReport
 from quintain_runner.report.summary import (
     TrialCounts,
-    account_lines,
     exit_line,
-    parked_target_notes,
-    unavailable_grader_notes,
 )
 from quintain_runner.report.tables import run_tables
 from quintain_runner.report.text_table import TextTable, bill_table

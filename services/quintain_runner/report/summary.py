@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from fractions import Fraction
@@ -19,7 +18,7 @@ from quintain.contracts.invoke import NO_TOKENS, TokenUsage
 from quintain.contracts.message import Message
 from quintain_runner.report.progress import ProgressState
 from quintain_runner.results.answer import is_zero
-from quintain_runner.results.bill import Bill, CallRole, cost_line, dollars, held_line, tries_line
+from quintain_runner.results.bill import dollars
 from quintain_runner.results.counts import RowTally
 from quintain_runner.results.row import TARGET_CHANGED, split_column
 from quintain_runner.statistics.analysis import format_score
@@ -54,7 +53,8 @@ class TrialCounts(Message):
     """The counts of one target, or of all targets. ``trials`` is the number of rows that the complete run has, and
     ``stale`` of them count although what made them changed. Of the graded rows ``tied`` are neither passed nor failed
     by a jury, and ``lacks_votes`` have a verdict without all votes of one. Answers of ``cut`` rows ended at a limit
-    of tokens, and those of ``unscored`` ones are not compared yet.
+    of tokens, and those of ``unscored`` ones are not compared yet. ``cached`` answers were in the cache, and cost
+    ``saved_usd`` US dollars when they were given.
     """
 
     trials: int = 0
@@ -67,6 +67,8 @@ class TrialCounts(Message):
     lacks_votes: int = Field(default=0, exclude_if=is_zero)
     cut: int = Field(default=0, exclude_if=is_zero)
     unscored: int = Field(default=0, exclude_if=is_zero)
+    cached: int = Field(default=0, exclude_if=is_zero)
+    saved_usd: float = Field(default=0, exclude_if=is_zero)
     mean_score: float | None = None
     calls: int = 0
     token_usage: TokenUsage = NO_TOKENS
@@ -223,62 +225,6 @@ def _counts(tallies: Sequence[RowTally]) -> dict[str, object]:
 
 #: The budget option in a command, which is replaced by a larger one.
 _BUDGET_OPTION = re.compile(r" --max-(?:calls|cost-usd)[ =]\S+")
-
-
-def account_lines(total: RunTotals, columns: Mapping[str, ColumnTotals], bill: Bill | None) -> list[str]:
-    """What a report says below its tables of money, requests, calls and answers that were cut, a line each."""
-    money = (cost_line(bill), held_line(bill), tries_line(bill))
-    lines = (*money, unaccounted_calls_note(total, bill), lost_turns_note(total))
-    return [*(line for line in lines if line is not None), *_cut_notes(columns)]
-
-
-def _cut_notes(columns: Mapping[str, ColumnTotals]) -> Iterator[str]:
-    """A sentence about the answers of each target that ended at a limit of tokens."""
-    cut = Counter[str]()
-    for name, column in columns.items():
-        cut[column.target or name] += column.cut
-    for target, count in (+cut).items():
-        answers = "1 answer was" if count == 1 else f"{count:,} answers were"
-        yield f"{target}: {answers} cut at max_tokens; raise max_tokens of the target, or ask for less"
-
-
-def unaccounted_calls_note(total: RunTotals, bill: Bill | None) -> str | None:
-    """A sentence about the calls that are in no row, or None if every call is in one."""
-    if not total.calls_without_row:
-        return None
-    made = None if bill is None else bill.roles.get(CallRole.AGENT)
-    by_agents = min(total.calls_without_row, 0 if made is None else made.calls)
-    reasons = [f"{by_agents} were made by agents for their answers"] if by_agents else []
-    if total.calls_without_row > by_agents:
-        reasons.append(
-            "graders that were killed after a call were started again, and calls that waited when the run ended may "
-            "have been answered"
-        )
-    return f"{total.calls_without_row} of {total.calls} calls are in no row: {'; '.join(reasons)}"
-
-
-def lost_turns_note(total: RunTotals) -> str | None:
-    """A sentence about the turns of conversations that were lost; None where none was."""
-    if not (lost := total.lost_turns):
-        return None
-    turns = "1 turn of a conversation was" if lost == 1 else f"{lost:,} turns of conversations were"
-    return f"{turns} lost with the worker that held it, and asked again from the first turn; their calls count"
-
-
-def parked_target_notes(summary: RunSummary) -> list[str]:
-    """A line for each parked target: why, and its last fault's code and words."""
-    return [
-        plain_line(f"parked {name} after {target.reason}; the last: {target.code}: {target.error}", max_length=1000)
-        for name, target in summary.parked_targets.items()
-    ]
-
-
-def unavailable_grader_notes(summary: RunSummary) -> list[str]:
-    """A line for each grader that could not be run, and why."""
-    return [
-        plain_line(f"grader {name} cannot be run, and its verdicts are kept as stale: {why}", max_length=1000)
-        for name, why in summary.unavailable_graders.items()
-    ]
 
 
 def exit_line(summary: RunSummary, command: str) -> str:

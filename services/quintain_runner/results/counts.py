@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
+from quintain.contracts.money import picodollars, to_dollars
 from quintain_runner.results.row import Row, RowStatus
 
 
@@ -43,6 +44,8 @@ class RowTally:
         self.lost_turns = 0
         #: The number of rows with an answer that ended at a limit of tokens.
         self.cut = 0
+        #: The number of answers that the cache had, and what they cost when they were given, in picodollars.
+        self.cached = self._saved = 0
         #: The number of rows that count although what made them changed.
         self.stale = 0
         #: The numbers of rows whose jury is tied, and of graded rows whose jury lacks votes.
@@ -59,6 +62,8 @@ class RowTally:
         self.tied += times * row.tied
         self.lacks_votes += times * (row.open_status is not row.status)
         self.cut += times * has_cut_answer(row)
+        self.cached += times * row.cached
+        self._saved += times * picodollars(row.saved_usd)
         self.lost_turns += 0 if row.conversation is None else times * row.conversation.lost_turns
         self.calls += times * row.calls
         self.input_tokens += times * row.token_usage.input
@@ -82,9 +87,16 @@ class RowTally:
         self.lacks_votes += other.lacks_votes
         self.lost_turns += other.lost_turns
         self.cut += other.cut
+        self.cached += other.cached
+        self._saved += other._saved
         for denominator, numerator in other._scores.items():
             self._scores[denominator] = self._scores.get(denominator, 0) + numerator
         return self
+
+    @property
+    def saved_usd(self) -> float:
+        """What the answers of the cache cost when they were given, in US dollars."""
+        return to_dollars(self._saved)
 
     @property
     def graded(self) -> int:

@@ -42,14 +42,7 @@ class RowCase(Message):
     @classmethod
     def of(cls, case: Case) -> RowCase:
         """The stored form of a case."""
-        return cls.unchecked(
-            question=case.question,
-            messages=case.messages,
-            system_prompt=case.system_prompt,
-            expected=case.expected,
-            turns=case.turns,
-            user=case.user,
-        )
+        return cls.unchecked(**{name: getattr(case, name) for name in cls.model_fields})
 
 
 #: The error code of a row whose target answered but one of whose graders returned no verdict.
@@ -259,8 +252,8 @@ class RowFingerprints(Message):
 
 
 class Row(Message):
-    """One row. ``durationMs`` is the target's, in its provider. ``tries`` is absent where it is 1, and ``prompt``
-    where the case was asked as it is.
+    """One row. ``durationMs`` is the target's. ``tries`` is absent where it is 1, and ``prompt`` where the case was
+    asked as it is. ``cached`` answers came from the cache: no calls now, and ``saved_usd`` US dollars when they were.
 
     ``stale`` says what changed since the row was made: such a row counts only where it was kept on purpose
     (``staleKept``). ``tags`` are the values of the fields that ``by`` in the evaluation file names. Rows with
@@ -282,6 +275,8 @@ class Row(Message):
     token_usage: StoredUsage = NO_TOKENS
     duration_ms: float = 0
     tries: int = Field(default=1, exclude_if=is_one)
+    cached: int = Field(default=0, exclude_if=is_zero)
+    saved_usd: float = Field(default=0, exclude_if=is_zero)
     fingerprints: RowFingerprints
     answer: Answer | None = Field(default=None, exclude_if=is_none)
     conversation: ConversationRow | None = Field(default=None, exclude_if=is_none)

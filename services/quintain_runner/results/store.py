@@ -10,7 +10,7 @@ import stat
 import threading
 from array import array
 from bisect import bisect_left
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from io import FileIO
 from pathlib import Path
@@ -183,6 +183,11 @@ class ResultFile:
         self._file, self._reader = FileIO(path, "ab"), RowReader(path, index)
         self._size = path.stat().st_size
         self._batcher = Batcher(self._write_batch, max_batch=_MAX_BATCH_ROWS)
+        self._write_before_rows: Callable[[], None] = lambda: None
+
+    def write_before_rows(self, write: Callable[[], None]) -> None:
+        """Have this called before each batch of rows is written, in the same thread."""
+        self._write_before_rows = write
 
     def find(self, key: RowKey) -> Row | None:
         """The row of this key that the file had when it was opened; None where it had none. From any thread."""
@@ -240,6 +245,7 @@ class ResultFile:
         await asyncio.to_thread(self._write, b"".join(lines))
 
     def _write(self, lines: bytes) -> None:
+        self._write_before_rows()
         remaining = memoryview(lines)
         try:
             while remaining:

@@ -18,9 +18,13 @@ from quintain.contracts.session import Priority, Weight
 from quintain.contracts.values import Count, TargetName
 from quintain.programs.sandbox import SandboxOption
 from quintain.runtime.text_files import read_text
+from quintain_runner.results.cache_file import AGE_PATTERN
 from quintain_runner.spec.grader_options import NonEmptyString, Reducer, Reducers, SpecModel, required_repeats
 from quintain_runner.spec.graders import GRADER_MODELS, GraderSpec, column_names_of, judges_among, named_graders
 from quintain_runner.spec.prompts import CASE_AS_IT_IS, Prompt, PromptField, PromptMessage, PromptSpec, load_prompts
+
+#: How old an answer of the cache may be, or ``off``.
+CacheAge = Annotated[str, Field(pattern=f"^(off|{AGE_PATTERN})$")]
 
 #: A value that ``where`` can compare a field with.
 Scalar = str | int | float | bool | None
@@ -119,6 +123,10 @@ class EvaluationSpec(SpecModel):
     """The most that the run may cost, in US dollars, graders included. If absent, only max_calls limits it."""
     warn_at: WarnAt | None = None
     """The part of max_cost_usd at which the run says so, such as 0.8, when so much is spent or held."""
+    cache: CacheAge | None = None
+    """How old an answer of the cache may be that is taken in place of a call, such as 30d, 12h or 90m; off asks
+    always. If absent, off.
+    """
     max_body_bytes: BodyBytes | None = None
     """The size of the largest request, up to 16 MiB, and of the largest answer where it is more
     than 8 MiB. If absent, 1 MiB.

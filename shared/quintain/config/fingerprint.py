@@ -45,6 +45,7 @@ KEYS_WITHOUT_EFFECT = frozenset(
         "output_estimate",
         "delay_ms",
         "chunk_delay_ms",
+        "cacheable",
         "replica_fields",
         "run_as",
         "sandbox",

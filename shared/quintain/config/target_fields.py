@@ -219,10 +219,14 @@ class TargetFields(StrictModel):
     """Whether calls with settings that the provider cannot honour are refused, or made without them."""
     depends_on: list[Annotated[str, Field(min_length=1)]] = Field(default_factory=list)
     """Files, from the configuration's folder, whose bytes are part of the target's fingerprint."""
+    cacheable: bool | None = None
+    """Whether runs may take its answers from their cache. If absent, those of models and mocks."""
     replica_fields: list[str] = Field(default_factory=list)
     """Keys of this target that are no part of its fingerprint, because workers may differ in them."""
 
     _raw: dict[str, object] | None = PrivateAttr(default=None)
+    #: Whether it is told which case a request is about, and who asks.
+    _is_told_case: ClassVar[bool] = True
     #: Whether its provider answers a request, if only with an error.
     _answers_requests: ClassVar[bool] = False
 
@@ -242,6 +246,16 @@ class TargetFields(StrictModel):
     def is_agent(self) -> bool:
         """Whether it may act when it is asked: a call that may have reached it is not repeated by itself."""
         return False
+
+    @property
+    def is_told_case(self) -> bool:
+        """Whether it is told which case a request is about, and who asks, so that its answer may depend on that."""
+        return self._is_told_case
+
+    @property
+    def is_cacheable(self) -> bool:
+        """Whether runs may take its answers from their cache."""
+        return not self._is_told_case if self.cacheable is None else self.cacheable
 
     @property
     def keeps_conversation(self) -> bool:

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from quintain.contracts.session import AGENTS, UsageLine
+from quintain_runner.report.notes import unaccounted_calls_note
 from quintain_runner.report.progress import ProgressState
-from quintain_runner.report.summary import ExitCode, RunSummary, RunTotals, exit_line, summarize, unaccounted_calls_note
+from quintain_runner.report.summary import ExitCode, RunSummary, RunTotals, exit_line, summarize
 from quintain_runner.results.bill import Bill
 from quintain_runner.results.counts import ResumeState
 from quintain_runner.results.row import Row

@@ -11,7 +11,7 @@ import pytest
 
 from quintain.contracts.invoke import InvokeRequest
 from quintain.errors import ConfigError
-from quintain_runner.plan.trials import tags_of
+from quintain_runner.plan.scoring import tags_of
 from quintain_runner.report.report_files import render_markdown
 from quintain_runner.report.run_report import read_report
 from quintain_runner.report.summary import RunSummary

@@ -1,4 +1,4 @@
-"""Asking over the bus: one reply queue, many questions, and every one of them ends."""
+"""NumberedRequest over the bus: one reply queue, many questions, and every one of them ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Asking a provider, and again: bounded, inside the deadline, and honest about the bill."""
+"""NumberedRequest a provider, and again: bounded, inside the deadline, and honest about the bill."""
 
 from __future__ import annotations
 

@@ -1,0 +1,211 @@
+"""The stores of a run: its own, which has all that was asked, and the cache, where answers are looked up first."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Final
+
+from quintain.contracts.api_request import ApiRequest
+from quintain.contracts.invoke import FaultReply, Result
+from quintain.errors import BadRequest, BudgetExhausted, Fault
+from quintain_runner.engine.run_settings import RunSettings
+from quintain_runner.graders.answers import Answers, NumberedRequest
+from quintain_runner.plan.address import address_of
+from quintain_runner.results.answer_store import ANSWERS_FILE_NAME, AnswerStore, StoredAnswer, StoreUnusable
+from quintain_runner.results.cache_file import MAX_CACHE_BYTES, CacheSetting, open_cache
+
+#: How many answers are written to the cache in one transaction at most.
+_MAX_BATCH: Final = 256
+
+#: The size of the cache is looked at after so many of its transactions.
+_WRITES_PER_PRUNING: Final = 100
+
+#: How long the end of a run waits for the cache, in seconds.
+_CLOSE_SECONDS: Final = 10.0
+
+
+class CacheOfRun:
+    """The cache as a run uses it: it is written by a thread, so that no run waits for it."""
+
+    def __init__(self, setting: CacheSetting) -> None:
+        self._reader = open_cache(setting.path)
+        self._writer = open_cache(setting.path)
+        self._since = 0.0 if setting.max_age_seconds is None else time.time() - setting.max_age_seconds
+        self._queue: queue.SimpleQueue[StoredAnswer | str | None] = queue.SimpleQueue()
+        #: Why nothing more is written.
+        self.failure: str | None = None
+        self._thread = threading.Thread(target=self._write_all, name="cache", daemon=True)
+        self._thread.start()
+
+    def find(self, address: str, times: int) -> StoredAnswer | None:
+        """Return an answer that is young enough, and note that it is used. Raises `StoreUnusable`."""
+        if (found := self._reader.find(address, times, since=self._since)) is not None:
+            self._put(address)
+        return found
+
+    def keep(self, answer: StoredAnswer) -> None:
+        """Have an answer written."""
+        self._put(answer)
+
+    def close(self) -> None:
+        """Wait until all is written, but not for long."""
+        self._queue.put(None)
+        self._thread.join(_CLOSE_SECONDS)
+        self._reader.close()
+        if not self._thread.is_alive():
+            self._writer.close()
+
+    def _put(self, item: StoredAnswer | str) -> None:
+        if self.failure is None:
+            self._queue.put(item)
+
+    def _write_all(self) -> None:
+        is_over, writes = False, 0
+        while not is_over:
+            items = [self._queue.get()]
+            with contextlib.suppress(queue.Empty):
+                while len(items) < _MAX_BATCH:
+                    items.append(self._queue.get_nowait())
+            is_over = None in items
+            try:
+                if self.failure is None:
+                    used = [item for item in items if isinstance(item, str)]
+                    answers = [item for item in items if isinstance(item, StoredAnswer)]
+                    self._writer.write(answers, used, now=time.time())
+                    writes += 1
+                    if is_over or not writes % _WRITES_PER_PRUNING:
+                        self._writer.prune(max_bytes=MAX_CACHE_BYTES)
+            except StoreUnusable as error:
+                self.failure = error.message
+
+
+class RunAnswers(Answers):
+    """Where a run looks for answers, and keeps them.
+
+    ``fingerprints`` are those of the targets. The ``untold`` ones are not told which case they are asked about, and
+    only answers of ``cacheable`` ones come from the cache. ``warnings`` say why a store is not used.
+    """
+
+    def __init__(
+        self,
+        fingerprints: Mapping[str, str | None],
+        *,
+        untold: Collection[str],
+        cacheable: Collection[str],
+        warnings: Iterable[str] = (),
+        own: AnswerStore | None = None,
+        cache: CacheOfRun | None = None,
+    ) -> None:
+        self._fingerprints, self._untold, self._cacheable = fingerprints, untold, cacheable
+        self._own, self._cache = own, cache
+        self.warnings = deque(warnings)
+        self._unwritten: deque[StoredAnswer] = deque()
+        self.has_some = cache is not None
+
+    def find(self, asked: NumberedRequest) -> Result | None:
+        """Look for an answer in the cache; see `Answers.find`."""
+        if self._cache is None or not self._may_be_cached(asked):
+            return None
+        if self._cache.failure is not None:
+            self._give_up_cache(self._cache.failure)
+            return None
+        try:
+            found = self._cache.find(self._address(asked, self._fingerprints[asked.target]), asked.times)
+        except StoreUnusable as error:
+            self._give_up_cache(error.message)
+            return None
+        try:
+            return None if found is None else Result.from_wire(found.reply).with_fields(cached=True)
+        except BadRequest:
+            return None
+
+    def keep(self, asked: NumberedRequest, outcome: Result | Fault, *, is_usable: bool) -> None:
+        """Keep how a request ended in the run's own store, and a usable answer in the cache; see `Answers.keep`."""
+        expected = self._fingerprints.get(asked.target)
+        if isinstance(outcome, Result):
+            stored = self._stored(asked, outcome.target_fingerprint, outcome.to_wire(), is_whole=True)
+            # Of a conversation that its target keeps all turns are asked, or none.
+            is_of_others = is_usable and outcome.target_fingerprint == expected and outcome.continuation is None
+            if self._cache is not None and is_of_others and self._may_be_cached(asked):
+                self._cache.keep(stored)
+        elif isinstance(outcome, BudgetExhausted):
+            return
+        else:
+            stored = self._stored(asked, expected, FaultReply.from_fault(outcome).to_wire(), is_whole=False)
+        if self._own is not None:
+            self._unwritten.append(stored)
+
+    def _stored(self, asked: NumberedRequest, fingerprint: str | None, reply: bytes, *, is_whole: bool) -> StoredAnswer:
+        return StoredAnswer(
+            address=self._address(asked, fingerprint),
+            asking=asked.times,
+            number=asked.number,
+            target=asked.target,
+            fingerprint=fingerprint,
+            request=asked.request.to_wire(),
+            reply=reply,
+            is_whole=is_whole,
+            answered_at=int(time.time()),
+        )
+
+    def write(self) -> None:
+        """Write what was asked into the run's own store; in the thread that then writes the rows."""
+        answers: list[StoredAnswer] = []
+        while self._unwritten:
+            answers.append(self._unwritten.popleft())
+        if answers and self._own is not None:
+            try:
+                self._own.write(answers, now=time.time())
+            except StoreUnusable as error:
+                self._own = None
+                self.warnings.append(f"{error.message}; the run goes on without a record of what was asked")
+
+    def _may_be_cached(self, asked: NumberedRequest) -> bool:
+        request, target = asked.request, asked.target
+        is_continued = (
+            not isinstance(request, ApiRequest) and request.turn is not None and request.turn.continuation is not None
+        )
+        return target in self._cacheable and self._fingerprints.get(target) is not None and not is_continued
+
+    def _address(self, asked: NumberedRequest, fingerprint: str | None) -> str:
+        is_told = asked.target not in self._untold
+        return address_of(asked.request, fingerprint, asked.number, is_told_case=is_told)
+
+    def _give_up_cache(self, why: str) -> None:
+        self._cache = None
+        self.warnings.append(f"{why}; the run goes on without the cache")
+
+
+@contextlib.contextmanager
+def open_answers(run: RunSettings, fingerprints: Mapping[str, str | None]) -> Iterator[RunAnswers]:
+    """Open the stores of a run; of one that cannot be used there is a warning, and the run goes on without it.
+
+    Which targets may be cached says the configuration; of others that are called it is not known.
+    """
+    options, keeps_content = run.options, run.options.keeps_content
+    targets = {} if run.config is None else run.config.targets
+    untold = frozenset(name for name, target in targets.items() if not target.is_told_case)
+    cacheable = frozenset(name for name, target in targets.items() if target.is_cacheable)
+    setting = CacheSetting.of(options.cache, run.evaluation.spec.cache, run.env)
+    with contextlib.ExitStack() as stack:
+        own, cache, warnings = None, None, list[str]()
+        if keeps_content:
+            try:
+                own = stack.enter_context(contextlib.closing(AnswerStore.open(options.folder / ANSWERS_FILE_NAME)))
+            except StoreUnusable as error:
+                warnings.append(f"{error.message}; the run goes on without a record of what was asked")
+        if setting is not None and not keeps_content:
+            warnings.append("--no-content: the cache would keep questions and answers, and is not used")
+        elif setting is not None:
+            try:
+                cache = stack.enter_context(contextlib.closing(CacheOfRun(setting)))
+            except StoreUnusable as error:
+                warnings.append(f"{error.message}; the run goes on without the cache")
+            if unknown := sorted(fingerprints.keys() - targets.keys()):
+                warnings.append(f"cache: {', '.join(unknown)} is not configured here, and is always asked")
+        yield RunAnswers(fingerprints, untold=untold, cacheable=cacheable, warnings=warnings, own=own, cache=cache)

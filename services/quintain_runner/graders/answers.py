@@ -1,0 +1,50 @@
+"""What a run asks, and where its answers are looked up before a target is asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quintain.contracts.api_request import ApiRequest
+from quintain.contracts.invoke import InvokeRequest, Result
+from quintain.errors import Fault
+
+
+@dataclass(frozen=True, slots=True)
+class NumberedRequest:
+    """A request, with the number that tells it from equal ones of the run, and how often it was asked, from 1."""
+
+    request: InvokeRequest | ApiRequest
+    number: str
+    times: int = 1
+
+    @property
+    def target(self) -> str:
+        """The name of who is asked."""
+        return self.request.requested_target or ""
+
+
+@dataclass(slots=True)
+class Saved:
+    """The answers of a trial that the cache had, and what they cost when they were given, in US dollars."""
+
+    answers: int = 0
+    usd: float = 0.0
+
+
+class Answers:
+    """Where answers are looked up and kept; here nowhere."""
+
+    #: Whether answers may be found at all.
+    has_some: bool = False
+
+    def find(self, asked: NumberedRequest) -> Result | None:
+        """Return the answer; None where the target is to be asked. Raises a `Fault` in place of a call."""
+        del asked
+        return None
+
+    def keep(self, asked: NumberedRequest, outcome: Result | Fault, *, is_usable: bool) -> None:
+        """Keep how a call ended; an answer that is not usable is no other run's."""
+
+
+class AnswerMissing(Exception):
+    """A trial that was to be made of stored answers alone lacks one."""

@@ -1,0 +1,98 @@
+"""Answers that are kept: a second run takes them from the cache of this user, and a recording needs no provider."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from support.command_line import CommandLine
+from support.evaluations import rows_of, totals_of, write_files
+from support.model_server import ModelServer, ReceivedRequest, ScriptedResponse, model_server
+from support.model_wires import chat_answer
+from support.thread_host import LoopThread
+
+CONFIG = """
+targets:
+  bot:
+    {{provider: openai, model: m, base_url: "{url}/v1", api_key: "${{{{ KEY }}}}", price: {{per_call: 0.5}},
+      judge_target: judge}}
+  judge:
+    {{provider: openai, model: judge-model, base_url: "{url}/v1", api_key: "${{{{ KEY }}}}", price: {{per_call: 0.25}}}}
+"""
+
+EVALUATION = """
+dataset: cases.jsonl
+targets: [bot]
+repeats: 5
+cache: 30d
+graders:
+  - {name: judged, builtin: llm-judge, prompt: prompt.md}
+  - {name: long, builtin: regex, pattern: ".{10}"}
+"""
+
+
+@pytest.fixture
+def server() -> Iterator[ModelServer]:
+    """A provider whose model answers otherwise each time; its judge passes every second answer."""
+    numbers = itertools.count()
+
+    def answer(request: ReceivedRequest) -> ScriptedResponse:
+        number = next(numbers)
+        verdict = json.dumps({"pass": bool(number % 2)})
+        is_judge = request.body["model"] == "judge-model"
+        return ScriptedResponse(body=chat_answer(verdict if is_judge else f"answer {number}"))
+
+    thread, context = LoopThread("models"), model_server()
+    serving: ModelServer = thread.run(context.__aenter__())
+    serving.response_for = answer
+    yield serving
+    thread.run(context.__aexit__(None, None, None))
+    thread.close()
+
+
+def scores(shell: CommandLine, name: str) -> dict[tuple[object, object], tuple[object, object]]:
+    """The answer and the score of each trial of a run."""
+    rows = rows_of(shell.folder / name)
+    return {(row["caseId"], row["repeat"]): (row["output"], row["score"]) for row in rows}
+
+
+def test_a_second_run_takes_all_answers_from_the_cache_and_asks_nobody(shell: CommandLine, server: ModelServer) -> None:
+    write_files(
+        shell.folder,
+        cases=3,
+        quintain_yaml=CONFIG.format(url=server.url),
+        eval_yaml=EVALUATION,
+        prompt_md="Is it so?",
+    )
+    env = {"KEY": "k", "XDG_CACHE_HOME": str(shell.folder / "cache")}
+    first = shell.run("run", "eval.yaml", "--output", "one", env=env)
+    assert len(server.requests) == 3 * 5 * 2
+    assert "from the cache" not in first.stdout
+    asked = scores(shell, "one")
+    assert len({output for output, _ in asked.values()}) == 3 * 5, "equal requests have answers of their own"
+    # In a fresh folder, with a budget that is enough for none.
+    second = shell.run("run", "eval.yaml", "--output", "two", "--max-calls", "0", env=env)
+    assert len(server.requests) == 3 * 5 * 2
+    assert scores(shell, "two") == asked
+    totals = totals_of(shell.folder / "two")
+    assert (totals["calls"], totals["cached"], totals["savedUsd"]) == (0, 30, 15 * 0.75)
+    assert "30 answers from the cache, $11.25 saved" in second.stdout
+    assert {(row["calls"], row["cached"]) for row in rows_of(shell.folder / "two")} == {(0, 2)}
+    # A rerun asks exactly what changed.
+    (shell.folder / "prompt.md").write_text("Is it otherwise?")
+    shell.run("run", "eval.yaml", "--output", "three", env=env)
+    assert len(server.requests) == 3 * 5 * 3
+    listed = json.loads(shell.run("cache", "list", "--json", env=env).stdout)
+    assert {one["target"]: one["answers"] for one in listed["targets"]} == {"bot": 15, "judge": 30}
+    assert "0 answers deleted" in shell.run("cache", "prune", "--older-than", "1d", env=env).stdout
+    assert "45 answers deleted" in shell.run("cache", "clear", env=env).stdout
+    # Without a cache, or where its file is none, the run asks and says so once.
+    bad = shell.folder / "bad"
+    bad.write_text("no store" * 100)
+    said = shell.run("run", "eval.yaml", "--output", "four", "--cache", str(bad), "--limit", "1", env=env).stderr
+    assert said.count("goes on without the cache") == 1
+    shell.run("run", "eval.yaml", "--output", "five", "--cache", "off", "--limit", "1", env=env)
+    assert len(server.requests) == 3 * 5 * 3 + 2 * 5 * 2
