@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from generate.markdown import code, from_docstring, table
+from quintain.config.described_schema import DescribedSchema
 from quintain.config.target_fields import NESTED_MODELS
 from quintain.config.targets import TARGET_MODELS, QuotaConcurrency, QuotaConfig
 from quintain.programs.sandbox import Sandbox
@@ -73,7 +74,7 @@ def _section(title: str, model: type[BaseModel]) -> str:
 
 def _fields(model: type[BaseModel]) -> Fields:
     """The keys of a model, each with its JSON schema and whether it is required."""
-    schema = model.model_json_schema(by_alias=True)
+    schema = model.model_json_schema(schema_generator=DescribedSchema)
     # The schema of a model that has models of its own kind is among its definitions.
     schema = schema if "properties" in schema else schema["$defs"][model.__name__]
     required = schema.get("required", [])

@@ -43,7 +43,7 @@ class SimulatedUser(BaseModel):
     The conversation has ``max_turns`` answers of the target under test at most.
     """
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", defer_build=True)
 
     target: TargetName
     goal: Said
@@ -64,7 +64,7 @@ class Case(BaseModel):
         Case(id="paris", question="What is the capital of France?", expected="Paris")
     """
 
-    model_config = ConfigDict(frozen=True, strict=True)
+    model_config = ConfigDict(frozen=True, strict=True, defer_build=True)
 
     id: Annotated[str, Field(min_length=1)]
     question: Annotated[str, Field(min_length=1)] | None = None
@@ -110,7 +110,7 @@ class GraderInput(BaseModel):
             return len(answer.output) < 100
     """
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, defer_build=True)
 
     case: Case
     output: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from quintain.config.prices import Price
 from quintain.contracts.invoke import Result
@@ -24,7 +24,7 @@ from quintain_runner.spec.builtin_graders import (
 from quintain_runner.spec.right_answers import answer_text
 from quintain_runner.untrusted import BacktrackLimitExceeded, compile_pattern, plain_line
 
-_EXPECTED_CALLS = TypeAdapter(list[ToolCallSpec])
+_EXPECTED_CALLS = TypeAdapter(list[ToolCallSpec], config=ConfigDict(defer_build=True))
 
 #: The most characters of a tool's name that are shown.
 _MAX_NAME_CHARACTERS = 80

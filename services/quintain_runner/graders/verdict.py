@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterator, Mapping
 
-from pydantic import JsonValue, TypeAdapter
+from pydantic import ConfigDict, JsonValue, TypeAdapter
 
 from quintain.contracts.credentials import mask_secrets
 from quintain.contracts.invoke import Result
@@ -33,7 +33,7 @@ PASS_FIELDS = ("pass", "passed")
 _TEXT_LISTS = (("hits", True), ("misses", False))
 
 
-_DETAILS = TypeAdapter(dict[str, JsonValue])
+_DETAILS = TypeAdapter(dict[str, JsonValue], config=ConfigDict(defer_build=True))
 
 
 class GraderError(QuintainError):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from pydantic import JsonValue, TypeAdapter, ValidationError
+from pydantic import ConfigDict, JsonValue, TypeAdapter, ValidationError
 
 from quintain.config.file_errors import suggestion, validation_messages
 from quintain.config.yaml_file import parse_yaml
@@ -262,7 +262,7 @@ def require_question(row: Case | InvalidLine) -> Case | InvalidLine:
     return row
 
 
-_GRADERS: TypeAdapter[list[GraderSpec]] = TypeAdapter(list[GraderSpec])
+_GRADERS: TypeAdapter[list[GraderSpec]] = TypeAdapter(list[GraderSpec], config=ConfigDict(defer_build=True))
 
 _MODELS = {("*", *place): model for place, model in GRADER_MODELS.items()}
 

@@ -10,6 +10,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
+from quintain.config.described_schema import DescribedSchema
 from quintain.config.file_errors import ModelsByPlace, config_error, validation_messages
 from quintain.config.yaml_file import read_yaml
 from quintain.contracts.message import BodyBytes
@@ -288,5 +289,5 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 def evaluation_schema() -> dict[str, JsonValue]:
     """The JSON schema of ``eval.yaml``, including its short forms."""
-    schema: dict[str, JsonValue] = EvaluationSpec.model_json_schema(by_alias=True, mode="validation")
+    schema: dict[str, JsonValue] = EvaluationSpec.model_json_schema(schema_generator=DescribedSchema)
     return {"$schema": DIALECT, **schema, "title": "An evaluation of quintain run"}

@@ -7,7 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Final, Literal, Self
 
-from pydantic import BeforeValidator, Field, JsonValue, TypeAdapter, ValidationError, field_validator, model_validator
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    TypeAdapter,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from quintain.config.file_errors import config_error, validation_messages
 from quintain.config.yaml_file import read_yaml
@@ -108,7 +117,7 @@ PromptField = Annotated[
     PromptSpec, BeforeValidator(_expand_short_form, json_schema_input_type=NonEmptyString | PromptSpec)
 ]
 
-_MESSAGES = TypeAdapter(Annotated[list[PromptMessage], Field(min_length=1)])
+_MESSAGES = TypeAdapter(Annotated[list[PromptMessage], Field(min_length=1)], config=ConfigDict(defer_build=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from quintain.config.fingerprint import module_digests, unseen_warnings
 from quintain.config.program_targets import PLACEHOLDERS, AgentTarget, CommandTarget, PythonTarget
@@ -20,9 +20,15 @@ from quintain.programs.program import (
     start_problem,
     withheld_variables,
 )
-from quintain_worker.providers.agents.program import check_agent, program_confinement
+from quintain.runtime.lazy_module import LazyModule
 from quintain_worker.providers.provider import Provider, ProviderContext
-from quintain_worker.providers.python_callable import check_function
+
+if TYPE_CHECKING:
+    from quintain_worker.providers import python_callable
+    from quintain_worker.providers.agents import program as agent_program
+else:
+    agent_program = LazyModule("quintain_worker.providers.agents.program")
+    python_callable = LazyModule("quintain_worker.providers.python_callable")
 
 ProviderFactory = Callable[[str, TargetConfig, ProviderContext], Provider]
 
@@ -73,7 +79,7 @@ def check_provider(name: str, target: TargetConfig, context: ProviderContext) ->
     or if the function of a python target cannot be imported or cannot take a request.
     """
     if isinstance(target, PythonTarget):
-        return check_function(name, target, context)
+        return python_callable.check_function(name, target, context)
     load_provider_factory(name, target)
     return []
 
@@ -94,7 +100,7 @@ def check_program(name: str, target: TargetConfig, context: ProviderContext, one
             *_withheld(name, module, env, context),
         ]
     if isinstance(target, AgentTarget):
-        if not check_agent(name, target, context):
+        if not agent_program.check_agent(name, target, context):
             one_text.add(name)
         imports = module_digests(target.agent, context.folder / (target.cwd or "."))[1]
         return unseen_warnings(f"targets.{name}", imports, target.depends_on)
@@ -105,7 +111,9 @@ def check_program(name: str, target: TargetConfig, context: ProviderContext, one
         return []
     cwd = context.folder / (target.cwd or ".")
     env = program_environment(context.env, env_from=target.env_from, own=target.env)
-    program = Program(argv=argv, env=env, cwd=cwd, confinement=program_confinement(target, context.folder))
+    program = Program(
+        argv=argv, env=env, cwd=cwd, confinement=agent_program.program_confinement(target, context.folder)
+    )
     problem = start_problem(program)
     if problem is not None:
         raise ConfigError(f"targets.{name}: {problem}")

@@ -11,6 +11,7 @@ from typing import cast
 from pydantic import JsonValue, ValidationError
 from pydantic.json_schema import models_json_schema
 
+from quintain.config.described_schema import DescribedSchema
 from quintain.config.file_errors import ModelsByPlace, config_error, did_you_mean, suggestion, validation_messages
 from quintain.config.secrets import (
     find_variables,
@@ -275,7 +276,9 @@ Schema = dict[str, JsonValue]
 def config_schema() -> Schema:
     """Return the JSON schema of ``quintain.yaml``: targets as a map or AgentV's list of ``{name: …}``, and quotas."""
     models_of_file = [*TARGET_MODELS.values(), QuotaConfig]
-    _, schema = models_json_schema([(model, "validation") for model in models_of_file])
+    _, schema = models_json_schema(
+        [(model, "validation") for model in models_of_file], schema_generator=DescribedSchema
+    )
     definitions: dict[str, Schema] = schema["$defs"]
     kinds = {model.__name__ for model in TARGET_MODELS.values()}
     models = {

@@ -38,7 +38,7 @@ Amount = Annotated[FiniteFloat, Field(ge=0)]
 class StrictModel(NumberModel):
     """A frozen model without unknown keys."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, defer_build=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class _TokenPrice(StrictModel):

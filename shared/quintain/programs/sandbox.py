@@ -62,7 +62,7 @@ _LOOPBACK_HOSTS = ("127.0.0.1", "localhost")
 class Sandbox(NumberModel):
     """A sandbox of bubblewrap, with its limits."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
     kind: Literal["bwrap"] = "bwrap"
     """The program that makes the sandbox."""
