@@ -310,7 +310,8 @@ def test_the_documents_that_sources_name_exist() -> None:
 
 
 def test_the_pages_of_the_tools_name_the_versions_that_are_run() -> None:
-    page = "".join((REPOSITORY / "docs" / name).read_text() for name in ("gateway.md", "protocol/hosts.md"))
+    pages = [(REPOSITORY / "docs" / name).read_text() for name in ("gateway.md", "protocol/hosts.md")]
+    page = " ".join(" ".join(pages).split())
     assert [tool.name for tool in TOOLS.values() if f" {tool.version}" not in page] == []
 
 

@@ -60,8 +60,8 @@ targets:
   desk: {provider: target, query: reply, max_concurrency: 1}
 """
 
-#: Who may publish to an exchange: docs/operate.md. Whoever declares a queue that dead-letters, or an exchange with an
-#: alternate one, must be allowed to write there.
+#: Who may publish to an exchange: docs/protocol/topology.md. A user that declares a queue that dead-letters, or an
+#: exchange with an alternate one, must be allowed to write there.
 WRITERS = {
     "": set(),
     "quintain.invoke": {"metadata", "worker", "gateway", "evaluator", "operator"},
@@ -152,7 +152,7 @@ def test_no_password_is_among_the_definitions() -> None:
 
 
 def test_the_page_has_the_tables() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "operate.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "protocol" / "topology.md").read_text()
     exchanges, _, queues = page.partition("| queue |")
     for table, part in ((WRITERS, exchanges), (READERS, queues)):
         for name in filter(None, table):
