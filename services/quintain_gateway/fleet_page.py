@@ -6,8 +6,6 @@ import asyncio
 import math
 import secrets
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
 from urllib.parse import urlencode, urlsplit
@@ -243,14 +241,10 @@ class FleetAccess:
         self._figures = FleetFigures()
         self._figures_until = -math.inf
 
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        """Answer while the context is open."""
-        try:
-            yield
-        finally:
-            if self._client is not None:
-                await self._client.close()
+    async def close(self) -> None:
+        """Close the client."""
+        if self._client is not None:
+            await self._client.close()
 
     async def enter(self, token: str) -> str:
         """Return a cookie for the holder of the admin token. Raises `Unauthorized`, or what `figures_for` raises."""

@@ -14,7 +14,7 @@ import http
 import math
 import re
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import h11
@@ -32,7 +32,7 @@ from quintain.programs.agent_urls import AgentUrls
 from quintain.rpc.broker_probe import report_ready
 from quintain.rpc.requests import RpcClient
 from quintain.runtime.concurrency import running_task
-from quintain.runtime.http_server import serve_uvicorn
+from quintain.runtime.http_server import open_listener, serve_uvicorn, url_of
 from quintain.timings import DEFAULT_TIMINGS, Clock, Timings
 from quintain_gateway.apis.health import MetadataHealthCheck
 from quintain_gateway.app import build_app
@@ -66,34 +66,41 @@ async def run_gateway(
         return identity.card(in_flight=rpc_client.in_flight, broker_reconnects=bus.reconnects)
 
     metrics.set_service_card(card)
-    async with rpc_client:
-        fleet_gateway = FleetGateway(rpc_client, Clock(), limits, metrics)
-        try:
-            access = FleetAccess(bus)
-            app = build_app(fleet_gateway, access, address.host_names())
-            check = MetadataHealthCheck(rpc_client).check
-            async with (
-                serve_app(app, address, limits, metrics) as url,
-                access.running(),
-                running_task(send_beats(bus, card, timings), "heartbeats"),
-                contextlib.nullcontext() if ops_endpoints is None else report_ready(ops_endpoints, bus, check, card),
-            ):
-                yield url
-        finally:
-            await fleet_gateway.close()
+    check = MetadataHealthCheck(rpc_client).check
+    async with (
+        _serve_gateway(bus, rpc_client, address, limits, metrics) as url,
+        running_task(send_beats(bus, card, timings), "heartbeats"),
+        contextlib.nullcontext() if ops_endpoints is None else report_ready(ops_endpoints, bus, check, card),
+    ):
+        yield url
 
 
 @contextlib.asynccontextmanager
 async def run_agent_gateway(bus: Bus, urls: AgentUrls) -> AsyncIterator[None]:
     """Run a gateway on loopback for the agents' URLs of this process, and tell them where it is."""
-    address, limits, metrics, access = BindAddress(), GatewayLimits(), GatewayMetrics(), FleetAccess(bus)
-    async with RpcClient(bus) as rpc_client:
-        fleet_gateway = FleetGateway(rpc_client, Clock(), limits, metrics)
+    options = bus, RpcClient(bus), BindAddress(), GatewayLimits(), GatewayMetrics()
+    async with _serve_gateway(*options, lambda app: AgentUrlApp(app, urls, error_response_of)) as urls.base_url:
+        yield
+
+
+@contextlib.asynccontextmanager
+async def _serve_gateway(
+    bus: Bus,
+    rpc_client: RpcClient,
+    address: BindAddress,
+    limits: GatewayLimits,
+    metrics: GatewayMetrics,
+    wrap: Callable[[ASGIApp], ASGIApp] = lambda app: app,
+) -> AsyncIterator[str]:
+    """Serve all endpoints, inside of ``wrap``; yields the base URL."""
+    async with rpc_client:
+        fleet_gateway, access = FleetGateway(rpc_client, Clock(), limits, metrics), FleetAccess(bus)
         try:
-            app = AgentUrlApp(build_app(fleet_gateway, access, address.host_names()), urls, error_response_of)
-            async with serve_app(app, address, limits, metrics) as urls.base_url, access.running():
-                yield
+            app = wrap(build_app(fleet_gateway, access, address.host_names()))
+            async with serve_app(app, address, limits, metrics) as url:
+                yield url
         finally:
+            await access.close()
             await fleet_gateway.close()
 
 
@@ -108,7 +115,7 @@ async def serve_app(
     """
     tls = address.ssl_context()
     protocol: Any = functools.partial(LimitedH11Protocol, SharedConnectionState(limits, metrics))
-    listener = address.open_socket()
+    listener = open_listener(address.host, address.port)
     async with serve_uvicorn(
         listener,
         app,
@@ -119,7 +126,7 @@ async def serve_app(
         timeout_graceful_shutdown=math.ceil(limits.grace_seconds),
         ssl_context_factory=None if tls is None else lambda *_: tls,
     ):
-        yield address.url(listener)
+        yield url_of("http" if tls is None else "https", address.host, listener)
 
 
 #: How long a connection whose client still sends stays open after its answer, in seconds, and how much is read of it

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ipaddress
-import socket
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
 from quintain.contracts.message import DEFAULT_REQUEST_BYTES
 from quintain.errors import ConfigError
-from quintain.runtime.http_server import LOOPBACK, open_listener, url_of
+from quintain.runtime.http_server import LOOPBACK
 
 #: The names that every machine has for itself, and those that Docker and Podman give it in containers. No page can be
 #: served under the latter: ``.internal`` is reserved for private networks, and the public DNS has no such name.
@@ -62,14 +61,6 @@ class BindAddress:
         if not _is_loopback(self.host) and not self.allowed_hosts:
             return None
         return frozenset(name.lower() for name in (*_LOOPBACK_NAMES, self.host, *self.allowed_hosts))
-
-    def open_socket(self) -> socket.socket:
-        """Return a listening socket. Raises `ConfigError` if the port is in use or the host is not of this machine."""
-        return open_listener(self.host, self.port)
-
-    def url(self, listener: socket.socket) -> str:
-        """Return the base URL of this address on a listening socket, without a trailing slash."""
-        return url_of("http" if self.tls_cert is None else "https", self.host, listener)
 
 
 def _is_loopback(host: str) -> bool:

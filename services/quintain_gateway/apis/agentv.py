@@ -76,30 +76,18 @@ class AgentVResult(Result):
         return super().raw_text
 
 
-class AgentVBatchItem(Message):
-    """One response of a batch.
+class AgentVBatchFault(FaultReply):
+    """The response to a request of a batch that failed: ``output`` is empty, and ``rawText`` begins with ``Error:``."""
 
-    For a failed request ``output`` is empty, ``rawText`` begins with ``Error:``, and the other fields describe the
-    error.
-    """
-
-    output: list[OutputMessage]
-    output_messages: list[OutputMessage]
+    output: list[OutputMessage] = Field(default_factory=list)
+    output_messages: list[OutputMessage] = Field(default_factory=list)
     raw_text: str
-    error: str | None = None
-    code: str | None = None
-    status: int | None = None
-    retryable: bool | None = None
-    charged: bool | None = None
-    charge_unknown: bool | None = None
-    retry_after_ms: int | None = None
-    available_targets: list[str] | None = None
 
 
 class AgentVBatchResponse(Message):
     """The responses of a batch, in the order of its requests."""
 
-    responses: list[AgentVBatchItem]
+    responses: list[AgentVResult | AgentVBatchFault]
 
 
 def read_invoke(value: object) -> InvokeRequest:
@@ -159,12 +147,6 @@ def write_info(info: Info) -> Message:
 def write_result(result: Result) -> AgentVResult:
     """Return a result with the field names of all versions of AgentV."""
     return AgentVResult.unchecked(**vars(result), output_messages=result.output)
-
-
-def write_item_fault(fault: Fault) -> JsonDict:
-    """Return the fault of a failed batch item as the JSON object of an `AgentVBatchItem`."""
-    fault_fields = json.loads(FaultReply.from_fault(fault).to_wire())
-    return {**fault_fields, "output": [], "outputMessages": [], "rawText": f"Error: {fault.message}"}
 
 
 def agentv_status(fault: Fault) -> int:
@@ -293,13 +275,13 @@ class AgentVEndpoints:
         results = await cancel_on_disconnect(request, client.invoke_batch(items, deadline_seconds=deadline_seconds))
         ignored = set().union(*map(ignored_keys, body["requests"])) if isinstance(body, dict) else set()
         ignored.update(name for item in results if item.result is not None for name in item.result.ignored or ())
-        responses = {"responses": [_write_item(item) for item in results]}
-        return JSONResponse(responses, headers=ignored_header(ignored))
+        responses = b'{"responses":[%b]}' % b",".join(map(_write_item, results))
+        return Response(responses, headers=ignored_header(ignored), media_type=JSON_MEDIA_TYPE)
 
 
-def _write_item(item: BatchItem) -> dict[str, object]:
+def _write_item(item: BatchItem) -> bytes:
     if item.result is not None:
-        result: dict[str, object] = json.loads(write_result(item.result).to_wire())
-        return result
+        return write_result(item.result).to_wire()
     assert item.fault is not None, "an item has a result or a fault"
-    return write_item_fault(item.fault)
+    reply, text = FaultReply.from_fault(item.fault), f"Error: {item.fault.message}"
+    return AgentVBatchFault(**dict(reply), raw_text=text).to_wire()

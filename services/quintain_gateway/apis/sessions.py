@@ -17,26 +17,21 @@ from quintain.client.admin import Admin
 from quintain.contracts.credentials import SessionToken
 from quintain.contracts.fleet import QuotaList
 from quintain.contracts.message import (
-    BodyBytes,
     Message,
-    StrictMessage,
     describe_validation_error,
     unknown_keys_message,
 )
-from quintain.contracts.money import MaxCostUsd, NoLimit
 from quintain.contracts.session import (
     AmendSession,
     Info,
     ListSessions,
     OpenSession,
-    Priority,
     SessionList,
     SessionOpened,
     SessionState,
     ShowSession,
-    Weight,
 )
-from quintain.contracts.values import Count, Id
+from quintain.contracts.values import Id
 from quintain.errors import BadRequest, PayloadTooLarge, Unauthorized
 from quintain_gateway.auth import FleetGateway, bearer_token
 from quintain_gateway.endpoint import PLAIN, method_route
@@ -50,20 +45,13 @@ _COMMON_FAULT_STATUSES = (401, 431, 500, 503)
 _BODY_FAULT_STATUSES = (400, 408, 413, 415)
 
 
-class SessionPatch(StrictMessage):
+class SessionPatch(AmendSession):
     """Change the limits or state of a session. Usage is never reset; a limit below the usage is raised to it.
 
-    ``max_cost_usd`` is a limit, or ``none`` to take it away.
-    ``session_id`` may be repeated from the path, as clients do.
+    ``session_id`` may be repeated from the path.
     """
 
-    session_id: Id | None = None
-    max_calls: Count | None = None
-    state: SessionState | None = None
-    max_cost_usd: MaxCostUsd | NoLimit | None = None
-    max_body_bytes: BodyBytes | None = None
-    weight: Weight | None = None
-    priority: Priority | None = None
+    session_id: Id | None = None  # type: ignore[assignment]
 
 
 OPERATIONS = (
@@ -209,19 +197,16 @@ class SessionEndpoints:
 
 async def _existing_session(admin: Admin, request: Request) -> Info:
     """Return the session of the path. Raises `NotFound` for any `BadRequest`: the session does not exist."""
-    try:
-        return await _show_session(admin, request.path_params["session_id"])
-    except BadRequest as bad_request:
-        raise NotFound(bad_request.message) from None
-
-
-async def _show_session(admin: Admin, session_id: str) -> Info:
+    session_id = request.path_params["session_id"]
     try:
         ShowSession(session_id=session_id)
     except ValidationError:
         # Not a valid session id; the request is sent anyway so that the token is checked.
         session_id = ""
-    return await admin.show(session_id)
+    try:
+        return await admin.show(session_id)
+    except BadRequest as bad_request:
+        raise NotFound(bad_request.message) from None
 
 
 def _message_response(message: Message, *, status: int = 200) -> Response:

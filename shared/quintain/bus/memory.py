@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from quintain.bus.base import (
     DELETE_TIMEOUT_SECONDS,
@@ -16,13 +17,14 @@ from quintain.bus.base import (
     Consumer,
     Envelope,
     Handler,
+    HandlerTasks,
     OnQueueLost,
     QueueCount,
     Subscription,
 )
-from quintain.bus.memory_queue import MemoryConsumer, MemoryQueue, QueuedMessage
+from quintain.bus.memory_queue import MemoryQueue, QueuedMessage
 from quintain.errors import BrokerUnavailable, BusError, QueueFull, Unroutable
-from quintain.topology import Exchange, Queue, Topology
+from quintain.topology import DELIVERY_LIMIT, Exchange, Queue, Topology
 
 #: How often a connection that may not publish now asks again, in seconds.
 MAY_PUBLISH_SECONDS = 0.05
@@ -243,3 +245,124 @@ class MemoryBus:
         for consumer in list(self._consumers):
             consumer.report_lost_queue()
         self._broker.declare(self._redeclared_topology)
+
+
+class MemoryDelivery:
+    """A `Delivery` of the memory transport; the protocol documents its members."""
+
+    def __init__(
+        self, message: QueuedMessage, queue: MemoryQueue, consumer: MemoryConsumer, connection_number: int
+    ) -> None:
+        self._message, self._queue, self._consumer = message, queue, consumer
+        self._connection_number = connection_number
+        envelope = message.envelope
+        self.body, self.type, self.expiration_ms = envelope.body, envelope.type, envelope.expiration_ms
+        self.correlation_id, self.reply_to = envelope.correlation_id, envelope.reply_to
+        self.exchange, self.routing_key, self.user_id = message.exchange, message.key, message.user_id
+        self.redelivered = message.return_count > 0
+        self.headers: Mapping[str, object] = message.headers
+        if self.redelivered and queue.spec.kind == "quorum":
+            # As a quorum queue of RabbitMQ says it.
+            self.headers = {**message.headers, "x-delivery-count": message.return_count}
+
+    async def ack(self) -> None:
+        if self._consumer.settle(self._message, self._connection_number):
+            self._queue.deliver_ready()
+
+    async def requeue(self) -> None:
+        if self._consumer.settle(self._message, self._connection_number):
+            self._queue.requeue(self._message)
+
+    async def dead_letter(self) -> None:
+        if self._consumer.settle(self._message, self._connection_number):
+            self._queue.dead_letter(self._queue, self._message, "rejected")
+            self._queue.deliver_ready()
+
+
+@dataclass(slots=True, eq=False)
+class MemoryConsumer:
+    """A `Consumer` of the memory transport, and the `QueueConsumer` of its queue; they document its members."""
+
+    _broker: MemoryBroker
+    _subscription: Subscription
+    #: Redeclares the topology of the consumer's bus.
+    _redeclare: Callable[[], None]
+    _on_drained: Callable[[MemoryConsumer], None]
+    _tasks: HandlerTasks = field(init=False)
+    _unsettled: dict[QueuedMessage, MemoryQueue] = field(default_factory=dict)
+    _queue: MemoryQueue | None = None
+    _connection_number: int = 0
+    _cancelled: bool = False
+    #: Whether the consumer was attached and the loss of its queue was not reported since.
+    _loss_reportable: bool = False
+    _queue_lost: bool = False
+
+    def __post_init__(self) -> None:
+        self._tasks = HandlerTasks(self._subscription.queue.delivery_limit or DELIVERY_LIMIT)
+
+    @property
+    def has_capacity(self) -> bool:
+        return len(self._unsettled) < self._subscription.prefetch
+
+    @property
+    def active(self) -> bool:
+        return self._queue is not None
+
+    def attach(self) -> None:
+        """Attach to the queue, for the first time or again."""
+        queue = self._subscription.queue
+        self._redeclare()
+        self._broker.declare(Topology(queues=(queue,)))
+        self._queue, self._loss_reportable, self._queue_lost = self._broker.queue(queue.name), True, False
+        self._queue.attach(self)
+
+    def deliver(self, queue: MemoryQueue, message: QueuedMessage) -> None:
+        self._unsettled[message] = queue
+        self._tasks.start(self._subscription.handler, MemoryDelivery(message, queue, self, self._connection_number))
+
+    def settle(self, message: QueuedMessage, connection_number: int) -> bool:
+        """Mark a message settled; returns False if it was delivered on a connection that was lost since."""
+        return connection_number == self._connection_number and self._unsettled.pop(message, None) is not None
+
+    def on_connection_lost(self, *, queue_deleted: bool = False) -> None:
+        """Requeue all unsettled messages and attach again; running handlers continue."""
+        self._detach()
+        self._queue_lost = self._queue_lost or queue_deleted
+        self._connection_number += 1
+        unsettled, self._unsettled = self._unsettled, {}
+        for message, queue in reversed(unsettled.items()):
+            queue.requeue(message)
+        if not self._cancelled:
+            asyncio.get_running_loop().call_soon(self._reattach)
+
+    async def cancel(self) -> None:
+        self._cancelled = True
+        self._detach()
+
+    async def drain(self, timeout_seconds: float) -> bool:
+        await self.cancel()
+        finished = await self._tasks.finish(timeout_seconds)
+        self.on_connection_lost()
+        self._on_drained(self)
+        return finished
+
+    def report_lost_queue(self) -> None:
+        """Call ``on_queue_lost`` if the queue is gone, at most once until the consumer is attached again."""
+        queue_missing = self._queue_lost or not self._broker.has_queue(self._subscription.queue.name)
+        if (
+            queue_missing
+            and self._loss_reportable
+            and not self._cancelled
+            and self._subscription.on_queue_lost is not None
+        ):
+            self._loss_reportable = False
+            self._subscription.on_queue_lost()
+
+    def _reattach(self) -> None:
+        if not self._cancelled and not self.active:
+            self.attach()
+
+    def _detach(self) -> None:
+        queue, self._queue = self._queue, None
+        if queue is not None:
+            queue.detach(self)

@@ -15,7 +15,8 @@ import contextlib
 import itertools
 import logging
 import random
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 import aio_pika
@@ -195,6 +196,16 @@ class RabbitConnection:
                     return await connection.channel(publisher_confirms=True, on_return_raises=True)
         except TimeoutError:
             raise BrokerUnavailable(f"No channel within {timeout_seconds:.1f} s") from None
+
+    @contextlib.asynccontextmanager
+    async def channel_for(self, action: str, timeout_seconds: float = PUBLISH_TIMEOUT_SECONDS) -> AsyncIterator[Any]:
+        """Open a channel for one action, and close it where that has not failed: a failure has closed it."""
+        channel = await self.open_channel(timeout_seconds)
+        with translate_errors(action):
+            underlay = await channel.get_underlay_channel()
+            yield underlay
+            if not underlay.is_closed:
+                await self.close_channel(channel)
 
     async def close_channel(self, channel: aio_pika.abc.AbstractChannel) -> None:
         """Close a channel and wait for the broker's answer, even if the calling task is cancelled.

@@ -16,13 +16,14 @@ import re
 from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any
 from uuid import uuid4
 
 from aiormq import exceptions as amqp
 
 from quintain.bus.base import QueueCount
-from quintain.bus.rabbit_connection import QUEUE_GONE_ERRORS, RabbitConnection, is_missing, translate_errors
+from quintain.bus.rabbit_connection import QUEUE_GONE_ERRORS, RabbitConnection, is_missing
+from quintain.bus.rabbit_consumer import RabbitConsumer
 from quintain.contracts.credentials import mask_tokens
 from quintain.errors import BrokerRefused, BrokerUnavailable
 from quintain.topology import Exchange, Queue, Topology
@@ -30,22 +31,11 @@ from quintain.topology import Exchange, Queue, Topology
 log = logging.getLogger(__name__)
 
 
-class QueueLossWatcher(Protocol):
-    """A consumer, as far as the loss of its queue is concerned."""
-
-    @property
-    def watched_queue(self) -> Queue | None:
-        """The queue whose existence is to be checked, if any."""
-
-    def report_lost_queue(self) -> None:
-        """Handle the loss of the queue."""
-
-
 class Declarations:
     """The topology that one bus declares, and declares again after a reconnect."""
 
-    def __init__(self, connection: RabbitConnection, watchers: Collection[QueueLossWatcher]) -> None:
-        self._connection, self._watchers = connection, watchers
+    def __init__(self, connection: RabbitConnection, consumers: Collection[RabbitConsumer]) -> None:
+        self._connection, self._consumers = connection, consumers
         self._topology = Topology()
         self._refused = set[str]()
         self._lock = asyncio.Lock()
@@ -70,9 +60,9 @@ class Declarations:
             if self._completed >= request_number:
                 return
             covers_requests = self._requested
-            for watcher in list(self._watchers):
-                if watcher.watched_queue is not None and not await self._queue_exists(watcher.watched_queue):
-                    watcher.report_lost_queue()
+            for consumer in list(self._consumers):
+                if consumer.watched_queue is not None and not await self._queue_exists(consumer.watched_queue):
+                    consumer.report_lost_queue()
             await self._declare(self._topology)
             self._completed = covers_requests
 
@@ -81,12 +71,12 @@ class Declarations:
         self._topology = self._topology.without(queue)
         try:
             # Under the lock: a concurrent declaration would recreate the queue.
-            async with asyncio.timeout(timeout_seconds), self._lock:
-                channel = await self._connection.open_channel(timeout_seconds)
-                with translate_errors(f"deleting {queue.name}"):
-                    underlay = await channel.get_underlay_channel()
-                    await underlay.queue_delete(queue.name)
-                    await self._connection.close_channel(channel)
+            async with (
+                asyncio.timeout(timeout_seconds),
+                self._lock,
+                self._connection.channel_for(f"deleting {queue.name}", timeout_seconds) as channel,
+            ):
+                await channel.queue_delete(queue.name)
         except TimeoutError:
             raise BrokerUnavailable(f"deleting {queue.name}: not done within {timeout_seconds:.1f} s") from None
 
@@ -95,27 +85,21 @@ class Declarations:
         counts: dict[str, QueueCount] = {}
         if not queues:
             return counts
-        channel = await self._connection.open_channel()
-        with translate_errors("counting messages and consumers"):
-            underlay = await channel.get_underlay_channel()
+        async with self._connection.channel_for("counting messages and consumers") as channel:
             for queue in queues:
                 try:
-                    declared = await underlay.queue_declare(queue.name, passive=True)
+                    declared = await channel.queue_declare(queue.name, passive=True)
                 except QUEUE_GONE_ERRORS:
                     return counts
                 counts[queue.name] = QueueCount(declared.message_count or 0, declared.consumer_count or 0)
-            await self._connection.close_channel(channel)
         return counts
 
     async def _queue_exists(self, queue: Queue) -> bool:
-        channel = await self._connection.open_channel()
-        with translate_errors(f"looking for {queue.name}"):
-            underlay = await channel.get_underlay_channel()
+        async with self._connection.channel_for(f"looking for {queue.name}") as channel:
             try:
-                await underlay.queue_declare(queue.name, passive=True)
+                await channel.queue_declare(queue.name, passive=True)
             except QUEUE_GONE_ERRORS:
                 return False
-            await self._connection.close_channel(channel)
         return True
 
     async def _declare(self, topology: Topology) -> None:
@@ -146,26 +130,23 @@ class Declarations:
         """Declare all, and bind the queues; returns at what it stopped: an unavailable classic queue, or an exchange
         that is to be bound and does not exist."""
         # A separate channel: a refused or cancelled declaration closes only this one.
-        channel = await self._connection.open_channel()
-        with translate_errors("declaring"):
-            underlay = await channel.get_underlay_channel()
+        async with self._connection.channel_for("declaring") as channel:
             for exchange in topology.exchanges:
-                await _declare(underlay, exchange)
+                await _declare(channel, exchange)
             for queue in topology.queues:
                 try:
-                    await _declare(underlay, queue)
+                    await _declare(channel, queue)
                 except QUEUE_GONE_ERRORS:
                     if queue.kind != "classic":
                         raise
                     return queue
             for binding in topology.bindings:
                 try:
-                    await underlay.queue_bind(binding.queue.name, binding.exchange.name, binding.key)
+                    await channel.queue_bind(binding.queue.name, binding.exchange.name, binding.key)
                 except QUEUE_GONE_ERRORS as error:
                     if not is_missing(binding.exchange, error):
                         raise
                     return binding.exchange
-            await self._connection.close_channel(channel)
         return None
 
 
@@ -206,34 +187,28 @@ class BrokerInspector:
         Under an alarm of its memory or disk the broker takes no message and reads nothing more from the connection: the
         caller sets a timeout, and uses the connection for no other check after it.
         """
-        channel = await self._connection.open_channel()
-        with translate_errors("sending a message"):
-            underlay: Any = await channel.get_underlay_channel()
+        async with self._connection.channel_for("sending a message") as channel:
             try:
-                await underlay.basic_publish(bytes(body_bytes), exchange="", routing_key=f"quintain.no-queue.{uuid4()}")
+                await channel.basic_publish(bytes(body_bytes), exchange="", routing_key=f"quintain.no-queue.{uuid4()}")
             except amqp.ChannelPreconditionFailed:
                 return True
             except amqp.ChannelAccessRefused:  # rights are looked at after the size
                 return False
-            await self._connection.close_channel(channel)
         return False
 
     async def check(self, declared: Exchange | Queue) -> DeclarationCheck:
         """Compare an exchange or queue at the broker with its declaration, without creating it."""
-        channel = await self._connection.open_channel()
-        with translate_errors(f"looking for {declared.name}"):
-            underlay: Any = await channel.get_underlay_channel()
+        async with self._connection.channel_for(f"looking for {declared.name}") as channel:
             try:
                 # A passive declaration only checks existence. If it exists, an active one compares the arguments.
-                await _declare(underlay, declared, passive=True)
-                await _declare(underlay, declared)
+                await _declare(channel, declared, passive=True)
+                await _declare(channel, declared)
             except QUEUE_GONE_ERRORS:
                 return DeclarationCheck(declared.name, DeclarationStatus.MISSING)
             except amqp.ChannelPreconditionFailed as difference:
                 return DeclarationCheck(declared.name, DeclarationStatus.DIFFERENT, mask_tokens(str(difference)))
             except amqp.ChannelAccessRefused as refusal:
                 return DeclarationCheck(declared.name, DeclarationStatus.HIDDEN, mask_tokens(str(refusal)))
-            await self._connection.close_channel(channel)
         return DeclarationCheck(declared.name, DeclarationStatus.SAME)
 
 
