@@ -232,7 +232,7 @@ def _existing(folder: Path, name: str) -> list[Path]:
     path = folder / name
     if os.path.isdir(path):  # noqa: PTH112
         return sorted(one for one in path.iterdir() if one.is_file())
-    names = [name] if os.path.isfile(path) else glob.glob(name, root_dir=folder)  # noqa: PTH113, PTH207
+    names = [name] if os.path.isfile(path) else glob.glob(name, root_dir=folder, recursive=True)  # noqa: PTH113, PTH207
     return sorted(one for each in names if (one := folder / each).is_file())
 
 

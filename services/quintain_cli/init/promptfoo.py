@@ -121,11 +121,12 @@ def _test_of_row(carried: CarriedEvaluation, row: dict[str, str], at: At) -> Jso
             asserted[name] = assertion_of(cell.strip())
         elif name.startswith("__metadata:") and not name.endswith("[]"):
             test["metadata"] |= {name.removeprefix("__metadata:"): cell} if cell.strip() else {}
-        elif name == "__threshold":
-            test["threshold"] = _number(cell) if cell.strip() else None
-        elif name.startswith(("__prefix", "__suffix", "__providerOutput", "__metadata", "__config:")):
+        elif name == "__threshold" and ((number := _number(cell)) is not None or not cell.strip()):
+            test["threshold"] = number
+        elif name.startswith(("__prefix", "__suffix", "__providerOutput", "__metadata", "__config:", "__threshold")):
             if cell.strip():
-                carried.leave_out(at.under(name), "a column without a counterpart")
+                reason = "no number" if name == "__threshold" else "a column without a counterpart"
+                carried.leave_out(at.under(name), reason)
         elif not name.startswith(("__expected", "__description", "__metric")):
             test["vars"][name] = cell
     if row.get("__metric"):

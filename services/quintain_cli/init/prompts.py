@@ -199,8 +199,8 @@ def _texts(carried: CarriedEvaluation, path: Path, at: At) -> Iterator[tuple[str
         case ".yaml" | ".yml":
             yield _as_json(path), None, whole
         case ".txt":
-            for part in re.split(r"^[^\S\n]*---[^\S\n]*$", read_text(path), flags=re.MULTILINE):
-                yield from [(part.strip(), None, whole)] if part.strip() else []
+            parts = [part.strip() for part in re.split(r"^[^\S\n]*---[^\S\n]*$", read_text(path), flags=re.MULTILINE)]
+            yield from ((part, None, whole) for part in [*filter(None, parts)] or [""])
         case ".md" | ".j2" | ".json":
             yield read_text(path), None, whole
         case _:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Iterator
@@ -21,10 +22,14 @@ EXACT: Final = Context(prec=MAX_PREC, Emax=MAX_EMAX, Emin=MIN_EMIN)
 
 #: What looks like a number. Digits next to letters (42nd) are none, nor are those with points between them (versions).
 _NUMBER = re.compile(
-    r"(?<![\w.])(?<!\d[,\u066b\u066c])(?<!\d['\u2019\u00a0\u2009\u202f](?=\d{3}(?!\d)))[-+]?(?:\d|[.,]\d)(?:\d|[.,\u066b\u066c]\d|['\u2019\u00a0\u2009\u202f]\d{3}(?!\d))*+"
+    r"(?<![\w.])(?<!\d[,\u066b\u066c])(?<!\d['\u2019\u00a0\u2009\u202f](?=\d{3}(?!\d)))[-+]?(?:\d|[.,\u066b]\d)(?:\d|[.,\u066b\u066c]\d|['\u2019\u00a0\u2009\u202f]\d{3}(?!\d))*+"
     r"(?:[eE][-+]?\d+)?[\u00b2\u00b3\u00b9\u00bc-\u00be\u2070-\u2079\u2150-\u215f]*+(?!\w|\.\d)",
     re.ASCII,
 )
+#: What stands between two numbers of which neither is meant alone: a fraction, a power, a sum, a range, a time.
+_JOINT = re.compile(r"( ?)(?:[-+/^*:\u00b7\u00b1\u00d7\u2013x]|\*\*|\+/-|\\(?:times|cdot|pm))\1[{(]?|\}\{")
+_GROUP, _NEXT_GROUP = re.compile(r"[-+]?\d{1,3}", re.ASCII), re.compile(r"\d{3}(?:[.,]\d+)?", re.ASCII)
+
 _VERSION = re.compile(r"\d+(?:\.\d+){2,}", re.ASCII)
 
 #: The forms of a number that can be read, by the character before its fraction.
@@ -39,7 +44,7 @@ _READABLE: Final = {
 _OTHER_DIGIT = re.compile(r"(?![0-9])\d")
 
 #: Characters that stand for those of ASCII in numbers.
-_SIGNS = str.maketrans({"\u2212": "-", "\uff0d": "-", "\uff0b": "+", "\uff0e": "."})
+_SIGNS = str.maketrans({"\u2212": "-", "\uff0d": "-", "\uff0b": "+", "\uff0e": ".", "\uff0c": ","})
 
 
 class ReadNumber(NamedTuple):
@@ -50,10 +55,24 @@ class ReadNumber(NamedTuple):
 
 
 def numbers_in(text: str, mark: DecimalMark = ".") -> Iterator[ReadNumber]:
-    """Iterate over what looks like a number in a text, in its order."""
-    for match in _NUMBER.finditer(_plain_digits(text)):
-        if mark == "," or not _VERSION.fullmatch(match[0].lstrip("+-")):
+    """Iterate over what looks like a number in a text, in its order; numbers that belong together cannot be read."""
+    text = _plain_digits(text).replace("{,}", ",")
+    begin, before = 0, ""
+    for match, after in itertools.zip_longest(found := list(_NUMBER.finditer(text)), found[1:]):
+        if after is not None and _is_one(text[match.end() : after.start()], match[0], after[0]):
+            begin, before = begin if before else match.start(), match[0]
+            continue
+        if before:
+            yield ReadNumber(text[begin : match.end()], None)
+        elif mark == "," or not _VERSION.fullmatch(match[0].lstrip("+-")):
             yield ReadNumber(match[0], parse_number(match[0], mark))
+        before = ""
+
+
+def _is_one(between: str, number: str, following: str) -> bool:
+    """Whether two numbers with this between them belong together; a space may group digits by three."""
+    is_group = between == " " and bool(_GROUP.fullmatch(number) and _NEXT_GROUP.fullmatch(following))
+    return is_group or _JOINT.fullmatch(between) is not None
 
 
 def parse_number(text: str, mark: DecimalMark = ".") -> Decimal | None:
@@ -81,7 +100,11 @@ def parse_number(text: str, mark: DecimalMark = ".") -> Decimal | None:
 def unreadable_number(text: str, mark: DecimalMark = ".") -> str:
     """Why a text is not read as a number, and the mend."""
     group, fix = (",", 'decimal: ","') if mark == "." else (".", 'decimal: "."')
-    has_mark = "" if not re.search(r"[.,]", text) else f"; {group} groups digits by three; {fix} reads it otherwise"
+    has_mark = (
+        ""
+        if not re.fullmatch(r"[-+\deE]*[.,][-+\deE.,]*", text)
+        else f"; {group} groups digits by three; {fix} reads it otherwise"
+    )
     return f"{text[:40]!r} cannot be read as a number{has_mark}"
 
 

@@ -102,15 +102,12 @@ def _header_names(cells: list[str], required: str, number: int) -> list[str]:
     """The column names of the header row. Raises `InvalidLine`."""
     names = [cell.strip() for cell in cells]
     twice = sorted({name for name in names if names.count(name) > 1 and name})
-    if "\r" in "".join(names):
+    if "\r" in "".join(cells):
         problem = "has a CR alone, which ends no line; save the file with LF or CRLF"
+    elif len(names) == 1 and re.search("[;\t|]", names[0]):
+        problem = f"names one column, {names[0]!r}; separate the cells by commas"
     elif required and required not in names:
-        fix = (
-            "separate the cells by commas"
-            if re.search("[;\t]", names[0])
-            else f"name the columns: {required},question,expected"
-        )
-        problem = f"names no {required}; {fix}"
+        problem = f"names no {required}; name the columns: {required},question,expected"
     elif twice:
         problem = f"names {', '.join(map(repr, twice))} twice; rename one"
     elif "" in names:

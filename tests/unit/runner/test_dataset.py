@@ -198,7 +198,10 @@ def test_a_csv_file_has_a_header_row_and_its_other_columns_are_metadata(tmp_path
     [
         ("question\nq\n", "line 1: the header row names no id; name the columns"),
         *(
-            (f"id{mark}question\n", "line 1: the header row names no id; separate the cells by commas")
+            (
+                f"id{mark}question\n",
+                f"line 1: the header row names one column, {f'id{mark}question'!r}; separate the cells by commas",
+            )
             for mark in ";\t"
         ),
         ("id,question\n,q\n", "line 2: it has no id"),
