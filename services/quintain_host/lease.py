@@ -13,23 +13,7 @@ from typing import Any
 
 from quintain.bus.base import Bus, Delivery
 from quintain.config.python_imports import OWN_SECRETS
-from quintain.contracts.hosting import (
-    LEASE_TYPE,
-    CancelRun,
-    DescribeTarget,
-    DriverItem,
-    EventReply,
-    LeaseEnded,
-    LeaseOffered,
-    LeaseRequest,
-    LeaseResult,
-    OpenLease,
-    QueryTarget,
-    ResetTarget,
-    RunTarget,
-    SetConfig,
-    Teardown,
-)
+from quintain.contracts import hosting
 from quintain.contracts.values import replace_surrogates
 from quintain.errors import BadRequest
 from quintain.observe import logs
@@ -92,10 +76,10 @@ class HostedLease:
         self._queue.handler = self._on_delivery
         await self._queue.open()
         self._receive(request)
-        await self._stream.send_now(LeaseOffered(host_id=host_id))
+        await self._stream.send_now(hosting.LeaseOffered(host_id=host_id))
         self._stream.start_beating()
 
-    async def open(self, result: LeaseResult, target: Any = None, codec: Codec | None = None) -> None:
+    async def open(self, result: hosting.LeaseResult, target: Any = None, codec: Codec | None = None) -> None:
         """Tell the driver of its instance, and carry out its requests. Raises `Unroutable`, `BusError`."""
         self._target, self._codec = target, codec
         self._request_lock.release()
@@ -148,7 +132,7 @@ class HostedLease:
         await self._queue.close()
 
     async def _on_delivery(self, delivery: Delivery) -> None:
-        if delivery.type == LEASE_TYPE and delivery.correlation_id == self._stream.lease_id:
+        if delivery.type == hosting.LEASE_TYPE and delivery.correlation_id == self._stream.lease_id:
             self._receive(delivery)
         await delivery.ack()
 
@@ -160,19 +144,19 @@ class HostedLease:
 
     def _on_broken(self, reason: str) -> None:
         log.warning("The lease %s of a driver ends: %s", self._stream.lease_id[:8], reason)
-        self._stream.send(encode_item(LeaseEnded(reason=reason)))
+        self._stream.send(encode_item(hosting.LeaseEnded(reason=reason)))
         self._end()
 
-    def _on_items(self, first: int, items: Sequence[DriverItem]) -> None:
-        replies: list[EventReply] = []
+    def _on_items(self, first: int, items: Sequence[hosting.DriverItem]) -> None:
+        replies: list[hosting.EventReply] = []
         for number, item in enumerate(items, first):
             match item:
-                case EventReply():
+                case hosting.EventReply():
                     replies.append(item)
-                case OpenLease():
+                case hosting.OpenLease():
                     # The slot answers it.
                     self.traceparent, self.request_id = item.traceparent, item.request_id
-                case Teardown():
+                case hosting.Teardown():
                     # It does not wait for a request that may never end.
                     self._cancel_requests()
                     self._teardown = asyncio.create_task(self._carry_out(number, item))
@@ -187,7 +171,7 @@ class HostedLease:
         for request in self._requests:
             request.cancel()
 
-    async def _carry_out(self, number: int, request: LeaseRequest) -> None:
+    async def _carry_out(self, number: int, request: hosting.LeaseRequest) -> None:
         try:
             trace = span_in_trace(lease_request_span(request.type), request.traceparent)
             with trace, logs.log_context(request_id=self.request_id):
@@ -195,11 +179,11 @@ class HostedLease:
                     log.debug("A lease carries out %s", request.type)
                     fields = await self._result(number, request)
             if fields is not None:
-                self._stream.send(encode_item(LeaseResult(to=number, **fields)))
+                self._stream.send(encode_item(hosting.LeaseResult(to=number, **fields)))
         except Exception as error:
             # A target's exception is sent with its class, so that the driver can raise the same.
             self._fail(number, error)
-        if isinstance(request, Teardown):
+        if isinstance(request, hosting.Teardown):
             self._end()
 
     def _on_carried_out(self, number: int, task: asyncio.Task[None]) -> None:
@@ -212,29 +196,29 @@ class HostedLease:
         if isinstance(error, BadRequest):
             # A name or a description of the target holds a lone surrogate, which cannot be encoded as UTF-8.
             error = ValueError(error.message)
-        self._stream.send(encode_item(LeaseResult(to=number, failure=to_failure(error, OWN_SECRETS))))
+        self._stream.send(encode_item(hosting.LeaseResult(to=number, failure=to_failure(error, OWN_SECRETS))))
 
-    async def _result(self, number: int, request: LeaseRequest) -> dict[str, Any] | None:
+    async def _result(self, number: int, request: hosting.LeaseRequest) -> dict[str, Any] | None:
         """Carry a request out, and return what its result has; None for a run, whose result comes when it ends."""
         thread, target, codec = self.instance_thread, self._target, self._codec
         match request:
-            case SetConfig():
+            case hosting.SetConfig():
                 for name, value in request.values.items():
                     await thread.call(partial(target.set_config, name, value))
-            case DescribeTarget():
+            case hosting.DescribeTarget():
                 return {"descriptor": await thread.call(lambda: codec.describe(target))}
-            case QueryTarget():
+            case hosting.QueryTarget():
                 value = await thread.call(lambda: target.query(request.name, **request.params))
                 return {"value": replace_surrogates(_require_text(value, request.name))}
-            case RunTarget():
+            case hosting.RunTarget():
                 await self._stop_run()
                 self._run = HostedRun(target, thread, codec, number, request, self._stream, self._counters.count)
                 return None
-            case CancelRun() if self._run is not None and self._run.number == request.to:
+            case hosting.CancelRun() if self._run is not None and self._run.number == request.to:
                 await self._stop_run()
-            case ResetTarget():
+            case hosting.ResetTarget():
                 await thread.run(_await(target.reset_ephemeral_state))
-            case Teardown():
+            case hosting.Teardown():
                 await self._tear_down(reset=request.reset)
         return {}
 

@@ -14,14 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from quintain.bus.base import Bus, Consumer, Delivery
 from quintain.bus.failure_log import FailureLog
 from quintain.config.python_imports import OWN_SECRETS
-from quintain.contracts.hosting import (
-    LEASE_TYPE,
-    REMOTE_TARGET_VERSION,
-    DriverMessage,
-    HostDescribed,
-    LeaseResult,
-    OpenLease,
-)
+from quintain.contracts import hosting
 from quintain.errors import BadRequest, BusError, QueueFull, Unroutable
 from quintain.observe import logs
 from quintain.observe.semconv import lease_request_span
@@ -59,7 +52,7 @@ class LeaseSlot:
         bus: Bus,
         name: str,
         factory: InstanceFactory,
-        description: HostDescribed,
+        description: hosting.HostDescribed,
         must_end: Callable[[], None],
         counters: HostCounters,
         *,
@@ -162,7 +155,7 @@ class LeaseSlot:
         finally:
             await consumer.drain(0)
 
-    async def _reply(self, request: Delivery, answer: HostDescribed | BadRequest) -> None:
+    async def _reply(self, request: Delivery, answer: hosting.HostDescribed | BadRequest) -> None:
         try:
             await send_reply(self._bus, request, answer)
         except BusError as error:
@@ -238,11 +231,11 @@ class LeaseSlot:
                 target, codec, descriptor = await create_instance(
                     self._factory, self._name, lease.instance_thread, self._boot_seconds
                 )
-            result = LeaseResult(to=1, descriptor=descriptor, fingerprint=self._description.fingerprint)
+            result = hosting.LeaseResult(to=1, descriptor=descriptor, fingerprint=self._description.fingerprint)
         except Exception as error:
             # The factory's exception is sent to the driver with its class and message, and logged here.
             log.exception("The factory of %s failed", self._name)
-            result = LeaseResult(to=1, failure=to_failure(error, OWN_SECRETS))
+            result = hosting.LeaseResult(to=1, failure=to_failure(error, OWN_SECRETS))
         await lease.open(result, target, codec)
         return target is not None
 
@@ -250,14 +243,14 @@ class LeaseSlot:
 def refusal_of(request: Delivery) -> BadRequest | None:
     """Return why a message is no request for a lease that this host can read; None if it is one."""
     try:
-        items = DriverMessage.from_wire(request.body).items if request.type == LEASE_TYPE else []
-        if not request.correlation_id or not items or not isinstance(items[0], OpenLease):
+        items = hosting.DriverMessage.from_wire(request.body).items if request.type == hosting.LEASE_TYPE else []
+        if not request.correlation_id or not items or not isinstance(items[0], hosting.OpenLease):
             return BadRequest("items: a request for a lease begins with an `open`, and has a correlation id")
     except BadRequest as unreadable:
-        return BadRequest(f"This host speaks version {REMOTE_TARGET_VERSION} of hosting: {unreadable.message}")
-    if (version := items[0].version) == REMOTE_TARGET_VERSION:
+        return BadRequest(f"This host speaks version {hosting.REMOTE_TARGET_VERSION} of hosting: {unreadable.message}")
+    if (version := items[0].version) == hosting.REMOTE_TARGET_VERSION:
         return None
     return BadRequest(
-        f"version: this host speaks version {REMOTE_TARGET_VERSION} of hosting, the controller {version}: "
+        f"version: this host speaks version {hosting.REMOTE_TARGET_VERSION} of hosting, the controller {version}: "
         "install the same release of quintain on both"
     )

@@ -20,19 +20,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from urllib.parse import urlsplit, urlunsplit
 
+from quintain import errors
 from quintain.config.targets import AnthropicTarget, OpenAITarget, PydanticAITarget
 from quintain.contracts.quota import FailureCause, RateReport, TryOutcome
-from quintain.errors import (
-    BadRequest,
-    Fault,
-    ProviderError,
-    ProviderFailed,
-    Rejected,
-    ReplyTooLarge,
-    TargetUnavailable,
-    Throttled,
-    TimedOut,
-)
 from quintain.runtime.http_client import ConnectionLost, NotSent
 from quintain_worker.providers.provider import Billing, ProviderFailure
 from quintain_worker.providers.quoting import clean
@@ -47,7 +37,7 @@ class FailureKind:
     the provider itself says that it failed.
     """
 
-    make_fault: Callable[[str], Fault]
+    make_fault: Callable[[str], errors.Fault]
     description: str
     billing: Billing
     retryable: bool = False
@@ -55,7 +45,7 @@ class FailureKind:
     cause: FailureCause | None = None
     is_answered: bool = False
 
-    def failure(self, message: str, words: ProviderError | None, rates: RateReport | None) -> ProviderFailure:
+    def failure(self, message: str, words: errors.ProviderError | None, rates: RateReport | None) -> ProviderFailure:
         """Return a failure of this kind; ``words`` are the provider's own, and ``rates`` what its headers say."""
         seconds = None if rates is None else rates.retry_after_seconds
         fault = self.make_fault(message)
@@ -73,14 +63,14 @@ class FailureKind:
         return failure
 
 
-_CHARGED = partial(ProviderFailed, charged=True)
-_UNCHARGED = partial(ProviderFailed, charged=False)
+_CHARGED = partial(errors.ProviderFailed, charged=True)
+_UNCHARGED = partial(errors.ProviderFailed, charged=False)
 _UNAVAILABLE = "refused the credentials, the model or the quota"
-_REFUSED = FailureKind(TargetUnavailable, _UNAVAILABLE, Billing.UNBILLED, outcome=TryOutcome.REFUSED)
+_REFUSED = FailureKind(errors.TargetUnavailable, _UNAVAILABLE, Billing.UNBILLED, outcome=TryOutcome.REFUSED)
 #: The model or the path is the target's own: the key may be good for others.
 _NOT_FOUND = replace(_REFUSED, outcome=TryOutcome.ANSWERED, cause=FailureCause.NOT_FOUND)
 _THROTTLED = FailureKind(
-    Throttled, "asked to slow down", Billing.UNBILLED, retryable=True, outcome=TryOutcome.THROTTLED
+    errors.Throttled, "asked to slow down", Billing.UNBILLED, retryable=True, outcome=TryOutcome.THROTTLED
 )
 NOT_SENT = FailureKind(
     _UNCHARGED,
@@ -92,16 +82,16 @@ NOT_SENT = FailureKind(
 WRONG_ADDRESS = replace(NOT_SENT, cause=FailureCause.WRONG_ADDRESS)
 _OVERLOADED = replace(NOT_SENT, description="did not take the request")
 _REJECTED = FailureKind(
-    Rejected, "judged the request itself wrong", Billing.BILLED, outcome=TryOutcome.ANSWERED, is_answered=True
+    errors.Rejected, "judged the request itself wrong", Billing.BILLED, outcome=TryOutcome.ANSWERED, is_answered=True
 )
 SERVER_ERROR = FailureKind(_CHARGED, "failed at the request", Billing.BILLED, retryable=True, is_answered=True)
 FAILED = replace(SERVER_ERROR, billing=Billing.UNKNOWN)
-TIMED_OUT = FailureKind(TimedOut, "did not answer in time", Billing.UNKNOWN)
+TIMED_OUT = FailureKind(errors.TimedOut, "did not answer in time", Billing.UNKNOWN)
 CONNECTION_LOST = FailureKind(_CHARGED, "was lost after sending", Billing.UNKNOWN, retryable=True)
 STREAM_INTERRUPTED = FailureKind(_CHARGED, "broke off in the middle of its answer", Billing.UNKNOWN, retryable=True)
 UNREADABLE = FailureKind(_CHARGED, "sent an answer that cannot be read", Billing.UNKNOWN, retryable=True)
 NOT_WRITABLE = FailureKind(
-    BadRequest, "cannot be sent this request; nothing was sent", Billing.UNBILLED, outcome=TryOutcome.NOT_SENT
+    errors.BadRequest, "cannot be sent this request; nothing was sent", Billing.UNBILLED, outcome=TryOutcome.NOT_SENT
 )
 
 #: The failures that a wrong or dead endpoint has, so that its URL helps.
@@ -143,7 +133,7 @@ def failures_of_exchange(
         raise of_error(lost, str(error)) from None
     except TimeoutError:
         raise of_error(TIMED_OUT, "") from None
-    except ReplyTooLarge as fault:
+    except errors.ReplyTooLarge as fault:
         raise ProviderFailure(fault, Billing.BILLED) from None
 
 
@@ -178,7 +168,7 @@ class FailureReader:
         self,
         kind: FailureKind,
         details: list[str],
-        words: ProviderError | None,
+        words: errors.ProviderError | None,
         rates: RateReport | None = None,
     ) -> ProviderFailure:
         details = [*(self._endpoint if kind in _OF_THE_ENDPOINT else []), *details]
@@ -188,7 +178,7 @@ class FailureReader:
         return kind.failure(message, words, rates)
 
 
-def _is_credit_spent(words: ProviderError) -> bool:
+def _is_credit_spent(words: errors.ProviderError) -> bool:
     return (
         "insufficient_quota" in (words.code, words.type)
         or words.type == "billing_error"
@@ -208,7 +198,7 @@ MAX_MESSAGE_LENGTH, MAX_NAME_LENGTH = 500, 100
 _HTTP_UNAUTHORIZED = 401
 
 
-def read_provider_error(status: int | None, body: object, secrets: Iterable[str]) -> ProviderError | None:
+def read_provider_error(status: int | None, body: object, secrets: Iterable[str]) -> errors.ProviderError | None:
     """Return what the provider wrote about a failure; None if it wrote nothing that can be read.
 
     ``body`` is its JSON, or its text; ``status`` is None for an error inside an answer that had begun.
@@ -221,14 +211,14 @@ def read_provider_error(status: int | None, body: object, secrets: Iterable[str]
         text = "" if value is None or isinstance(value, bool | dict | list) else clean(str(value), secrets)
         return text[:MAX_NAME_LENGTH] or None
 
-    found = ProviderError(
+    found = errors.ProviderError(
         status=status,
         code=name(fields.get("code") or fields.get("error_code") or fields.get("status_code")),
         type=name(fields.get("type")),
         parameter=name(fields.get("param")),
         message=None if status == _HTTP_UNAUTHORIZED else _message(fields, secrets),
     )
-    return None if found == ProviderError(status=status) else found
+    return None if found == errors.ProviderError(status=status) else found
 
 
 def _error_object(body: object) -> dict[str, object] | None:

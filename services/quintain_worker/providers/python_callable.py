@@ -35,11 +35,9 @@ from quintain_worker.providers.provider import (
     Billing,
     CallHolder,
     OnText,
-    Provider,
     ProviderAnswer,
     ProviderContext,
     ProviderFailure,
-    ProviderOfCall,
     SessionScopedProvider,
     StartedProvider,
 )
@@ -106,23 +104,20 @@ class PythonProvider(SessionScopedProvider, StartedProvider):
         with _of_target(self._name):
             await asyncio.gather(*(each.ready() for each in self._processes))
 
-    def for_call(self, holder: CallHolder) -> Provider:
-        """Return the provider for one call, of which it is known whether it was lost."""
-        return ProviderOfCall(partial(self._answer_call, (holder.session_id, holder.request_id)))
-
-    async def answer(
-        self, request: InvokeRequest, *, timeout_seconds: float, on_text: OnText | None = None
-    ) -> ProviderAnswer:
-        """Call the function and return its answer, within ``timeout_seconds``. Raises `ProviderFailure`."""
-        return await self._answer_call(None, request, timeout_seconds, on_text)
-
     async def close(self) -> None:
         """End all processes, and what they run."""
         await asyncio.gather(*(each.close() for each in (*self._processes, self._apart)))
 
-    async def _answer_call(
-        self, key: _Key | None, request: InvokeRequest, timeout_seconds: float, on_text: OnText | None
+    async def answer(
+        self,
+        request: InvokeRequest,
+        *,
+        timeout_seconds: float,
+        on_text: OnText | None = None,
+        holder: CallHolder | None = None,
     ) -> ProviderAnswer:
+        """Call the function and return its answer, within ``timeout_seconds``. Raises `ProviderFailure`."""
+        key = None if holder is None else (holder.session_id, holder.request_id)
         ignored = ignored_settings(request.settings, self._name, takes_all=True)
         ends_at = asyncio.get_running_loop().time() + timeout_seconds
         ask = partial(self._ask, key, request, ends_at, on_text)

@@ -17,12 +17,12 @@ from crewai.events import (
     crewai_event_bus,
 )
 
-from quintain.agents.conversation import AgentError, Conversation, TurnInput, TurnReport, text_part
+from quintain.agents import conversation
 from quintain.apis.reported_steps import tool_call_part
 from quintain.errors import ConfigError
 
 
-class CrewConversation(Conversation):
+class CrewConversation(conversation.Conversation):
     """Starts a crew with the prompt as one of its inputs. A crew has no turns."""
 
     keeps_history = False
@@ -33,24 +33,24 @@ class CrewConversation(Conversation):
             raise ConfigError(f"its tasks have the inputs {inputs}; it is given one, so write {{prompt}} in a task")
         self._crew, self._input = crew, inputs[0]
 
-    async def answer(self, turn: TurnInput, report: TurnReport) -> str:
+    async def answer(self, turn: conversation.TurnInput, report: conversation.TurnReport) -> str:
         """Run the crew."""
         if turn.number > 1:
-            raise AgentError("a crew keeps no history; give one of its agents instead")
+            raise conversation.AgentError("a crew keeps no history; give one of its agents instead")
         # Its tasks keep what they were given.
         crew = self._crew.copy()
         with _recording(report):
             return str((await crew.akickoff(inputs={self._input: turn.new_text})).raw)
 
 
-class CrewAgentConversation(Conversation):
+class CrewAgentConversation(conversation.Conversation):
     """Runs an agent for each turn, with the messages of the turns before."""
 
     def __init__(self, agent: Any) -> None:
         self._agent = agent
         self._messages: list[dict[str, Any]] = []
 
-    async def answer(self, turn: TurnInput, report: TurnReport) -> str:
+    async def answer(self, turn: conversation.TurnInput, report: conversation.TurnReport) -> str:
         """Run the agent."""
         messages = [*self._messages, *turn.new_messages]
         with _recording(report):
@@ -60,7 +60,7 @@ class CrewAgentConversation(Conversation):
 
 
 @contextmanager
-def _recording(report: TurnReport) -> Iterator[None]:
+def _recording(report: conversation.TurnReport) -> Iterator[None]:
     """Report at the end, in its order, what the events of this block tell: their handlers run in threads."""
     started: dict[str, float] = {}
     told: list[tuple[float, Callable[[], None]]] = []
@@ -102,5 +102,5 @@ def _recording(report: TurnReport) -> Iterator[None]:
 
 def _parts(said: Any) -> list[dict[str, Any]]:
     if isinstance(said, str):
-        return text_part(said)
+        return conversation.text_part(said)
     return [tool_call_part(one) for one in said if isinstance(one, dict) and "function" in one]

@@ -13,21 +13,12 @@ from inspect_ai.log import transcript
 from inspect_ai.model import ChatMessage, ChatMessageAssistant, ChatMessageSystem, ChatMessageUser
 from inspect_ai.solver import Generate, Solver, TaskState, solver
 
-from quintain.agents.conversation import (
-    AgentError,
-    Conversation,
-    TurnInput,
-    TurnReport,
-    answer_text,
-    call_part,
-    reasoning_part,
-    text_part,
-)
+from quintain.agents import conversation
 
 _KINDS = {"assistant": ChatMessageAssistant, "system": ChatMessageSystem, "user": ChatMessageUser}
 
 
-class InspectConversation(Conversation):
+class InspectConversation(conversation.Conversation):
     """Runs the agent for each turn, with the messages of the turns before.
 
     Each run is in a sample, without which Inspect's own agents do not run; its log is not kept.
@@ -37,7 +28,7 @@ class InspectConversation(Conversation):
         self._agent = agent
         self._messages: list[ChatMessage] = []
 
-    async def answer(self, turn: TurnInput, report: TurnReport) -> str:
+    async def answer(self, turn: conversation.TurnInput, report: conversation.TurnReport) -> str:
         """Run the agent."""
         new = [_KINDS[message["role"]](content=message["content"]) for message in turn.new_messages]
         ended: list[AgentState | Exception] = []
@@ -59,14 +50,14 @@ class InspectConversation(Conversation):
             task = Task(dataset=[Sample(input=turn.prompt)], solver=one_turn())
             (log,) = await eval_async(task, log_dir=folder, log_samples=False, log_realtime=False)
         if not ended:
-            raise AgentError(f"it was not run: {'no sample' if log.error is None else log.error.message}")
+            raise conversation.AgentError(f"it was not run: {'no sample' if log.error is None else log.error.message}")
         if isinstance(ended[0], Exception):
             raise ended[0]
         self._messages = ended[0].messages
-        return answer_text(ended[0].output.completion)
+        return conversation.answer_text(ended[0].output.completion)
 
 
-def _report_event(event: Any, report: TurnReport) -> None:
+def _report_event(event: Any, report: conversation.TurnReport) -> None:
     if not isinstance(event, ModelEvent | ToolEvent):
         return
     ended = None if event.completed is None else report.at(event.completed.timestamp())
@@ -94,6 +85,9 @@ def _report_event(event: Any, report: TurnReport) -> None:
 def _parts(message: Any) -> list[dict[str, Any]]:
     parts: list[dict[str, Any]] = []
     for part in [message.content] if isinstance(message.content, str) else message.content:
-        parts += text_part(part if isinstance(part, str) else getattr(part, "text", ""))
-        parts += reasoning_part(getattr(part, "reasoning", ""))
-    return [*parts, *(call_part(call.id, call.function, call.arguments) for call in message.tool_calls or ())]
+        parts += conversation.text_part(part if isinstance(part, str) else getattr(part, "text", ""))
+        parts += conversation.reasoning_part(getattr(part, "reasoning", ""))
+    return [
+        *parts,
+        *(conversation.call_part(call.id, call.function, call.arguments) for call in message.tool_calls or ()),
+    ]

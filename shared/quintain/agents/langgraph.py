@@ -8,19 +8,11 @@ from typing import Any
 from langchain_core.callbacks import BaseCallbackHandler
 from langgraph.types import Command
 
-from quintain.agents.conversation import (
-    Conversation,
-    TurnInput,
-    TurnReport,
-    answer_text,
-    call_part,
-    message_text,
-    text_part,
-)
+from quintain.agents import conversation
 from quintain.errors import ConfigError
 
 
-class LangGraphConversation(Conversation):
+class LangGraphConversation(conversation.Conversation):
     """Runs a graph for each turn: with its checkpointer in a thread of its own, without one with all messages.
 
     A graph that interrupts itself answers what it asks, and the next turn resumes it.
@@ -34,7 +26,7 @@ class LangGraphConversation(Conversation):
         self._messages: list[Any] = []
         self._is_interrupted = False
 
-    async def answer(self, turn: TurnInput, report: TurnReport) -> str:
+    async def answer(self, turn: conversation.TurnInput, report: conversation.TurnReport) -> str:
         """Run the graph."""
         config = {"callbacks": [_GraphRecorder(report)], "configurable": {"thread_id": self._thread}}
         new = {"messages": [*self._messages, *turn.new_messages]}
@@ -44,8 +36,8 @@ class LangGraphConversation(Conversation):
         interrupts = values.get("__interrupt__") or ()
         self._is_interrupted = bool(interrupts) and self._keeps_state
         last = values["messages"][-1]
-        text = message_text(last if isinstance(last, dict) else {"content": last.content})
-        return answer_text(interrupts[0].value) if interrupts else text
+        text = conversation.message_text(last if isinstance(last, dict) else {"content": last.content})
+        return conversation.answer_text(interrupts[0].value) if interrupts else text
 
 
 class _GraphRecorder(BaseCallbackHandler):
@@ -53,7 +45,7 @@ class _GraphRecorder(BaseCallbackHandler):
 
     run_inline = True
 
-    def __init__(self, report: TurnReport) -> None:
+    def __init__(self, report: conversation.TurnReport) -> None:
         self._report = report
         self._started: dict[Any, tuple[float, str, Any]] = {}
 
@@ -67,9 +59,12 @@ class _GraphRecorder(BaseCallbackHandler):
         generation = response.generations[0][0]
         message = getattr(generation, "message", None)
         usage = getattr(message, "usage_metadata", None) or {}
-        calls = [call_part(each["id"], each["name"], each["args"]) for each in getattr(message, "tool_calls", ())]
+        calls = [
+            conversation.call_part(each["id"], each["name"], each["args"])
+            for each in getattr(message, "tool_calls", ())
+        ]
         self._report.chat(
-            [*text_part(generation.text), *calls],
+            [*conversation.text_part(generation.text), *calls],
             start_ms=self._begun(run_id)[0],
             end_ms=self._report.now(),
             tokens=(usage.get("input_tokens"), usage.get("output_tokens")),

@@ -6,33 +6,25 @@ from typing import Any
 
 from agents import RunHooks, Runner
 
-from quintain.agents.conversation import (
-    Conversation,
-    TurnInput,
-    TurnReport,
-    answer_text,
-    call_part,
-    reasoning_part,
-    text_part,
-)
+from quintain.agents import conversation
 
 
-class OpenAIAgentConversation(Conversation):
+class OpenAIAgentConversation(conversation.Conversation):
     """Runs the agent for each turn, or the one that took over, with the items of the turns before."""
 
     def __init__(self, agent: Any) -> None:
         self._agent = agent
         self._items: list[Any] = []
 
-    async def answer(self, turn: TurnInput, report: TurnReport) -> str:
+    async def answer(self, turn: conversation.TurnInput, report: conversation.TurnReport) -> str:
         """Run the agent."""
         result = await Runner.run(self._agent, [*self._items, *turn.new_messages], hooks=_RunRecorder(report))
         self._items, self._agent = result.to_input_list(), result.last_agent
-        return answer_text(result.final_output)
+        return conversation.answer_text(result.final_output)
 
 
 class _RunRecorder(RunHooks[Any]):
-    def __init__(self, report: TurnReport) -> None:
+    def __init__(self, report: conversation.TurnReport) -> None:
         self._report = report
         self._model_started = 0.0
         self._tools_started: dict[str | None, float] = {}
@@ -73,11 +65,11 @@ def _parts(item: Any) -> list[dict[str, Any]]:
     """The parts of one item of a response; items that are not shown, such as the vendor's own tools, by their type."""
     match item.type:
         case "message":
-            return text_part(
+            return conversation.text_part(
                 "".join(getattr(part, "text", "") or getattr(part, "refusal", "") for part in item.content)
             )
         case "reasoning":
-            return reasoning_part("".join(part.text for part in item.summary or ()))
+            return conversation.reasoning_part("".join(part.text for part in item.summary or ()))
         case "function_call":
-            return [call_part(item.call_id, item.name, item.arguments)]
-    return [call_part(getattr(item, "id", None), item.type, item)]
+            return [conversation.call_part(item.call_id, item.name, item.arguments)]
+    return [conversation.call_part(getattr(item, "id", None), item.type, item)]

@@ -16,26 +16,17 @@ from pydantic_ai.messages import (
     UserPromptPart,
 )
 
-from quintain.agents.conversation import (
-    AgentError,
-    Conversation,
-    TurnInput,
-    TurnReport,
-    answer_text,
-    call_part,
-    reasoning_part,
-    text_part,
-)
+from quintain.agents import conversation
 
 
-class PydanticAIConversation(Conversation):
+class PydanticAIConversation(conversation.Conversation):
     """Runs the agent for each turn, with the messages of the turns before."""
 
     def __init__(self, agent: Any) -> None:
         self._agent = agent
         self._messages: list[ModelMessage] = []
 
-    async def answer(self, turn: TurnInput, report: TurnReport) -> str:
+    async def answer(self, turn: conversation.TurnInput, report: conversation.TurnReport) -> str:
         """Run the agent."""
         *before, last = turn.new_messages
         history = [*self._messages, *map(_message, before)]
@@ -48,12 +39,12 @@ class PydanticAIConversation(Conversation):
                     _report_response(node.model_response, started, report)
                     await _run_tools(node, run, report)
         if run.result is None:
-            raise AgentError("its run ended without a result")
+            raise conversation.AgentError("its run ended without a result")
         self._messages = run.result.all_messages()
-        return answer_text(run.result.output)
+        return conversation.answer_text(run.result.output)
 
 
-async def _run_tools(node: Any, run: Any, report: TurnReport) -> None:
+async def _run_tools(node: Any, run: Any, report: conversation.TurnReport) -> None:
     calls: dict[str, tuple[float, ToolCallPart]] = {}
     async with node.stream(run.ctx) as events:
         async for event in events:
@@ -73,16 +64,16 @@ async def _run_tools(node: Any, run: Any, report: TurnReport) -> None:
                 )
 
 
-def _report_response(response: ModelResponse, started: float, report: TurnReport) -> None:
+def _report_response(response: ModelResponse, started: float, report: conversation.TurnReport) -> None:
     parts: list[dict[str, Any]] = []
     for part in response.parts:
         match part:
             case TextPart():
-                parts += text_part(part.content)
+                parts += conversation.text_part(part.content)
             case ThinkingPart():
-                parts += reasoning_part(part.content)
+                parts += conversation.reasoning_part(part.content)
             case ToolCallPart():
-                parts.append(call_part(part.tool_call_id, part.tool_name, part.args))
+                parts.append(conversation.call_part(part.tool_call_id, part.tool_name, part.args))
     usage = response.usage
     tokens = (usage.input_tokens, usage.output_tokens) if usage.has_values() else (None, None)
     report.chat(parts, start_ms=started, end_ms=report.now(), tokens=tokens, model=response.model_name)

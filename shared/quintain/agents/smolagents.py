@@ -8,24 +8,16 @@ from smolagents.agent_types import AgentType
 from smolagents.agents import ActionOutput, ToolOutput
 from smolagents.memory import ActionStep, FinalAnswerStep, PlanningStep, ToolCall
 
-from quintain.agents.conversation import (
-    AgentError,
-    Conversation,
-    TurnInput,
-    TurnReport,
-    answer_text,
-    call_part,
-    text_part,
-)
+from quintain.agents import conversation
 
 
-class SmolagentsConversation(Conversation):
+class SmolagentsConversation(conversation.Conversation):
     """Runs the agent for each turn; its memory goes on from the turn before."""
 
     def __init__(self, agent: Any) -> None:
         self._agent, self._is_first = agent, True
 
-    def answer(self, turn: TurnInput, report: TurnReport) -> str:
+    def answer(self, turn: conversation.TurnInput, report: conversation.TurnReport) -> str:
         """Run the agent."""
         recorder = _StepRecorder(report)
         events = self._agent.run(turn.new_text, stream=True, reset=self._is_first)
@@ -33,9 +25,11 @@ class SmolagentsConversation(Conversation):
         for event in events:
             if isinstance(event, FinalAnswerStep):
                 # An image or audio is a file, by its path.
-                return answer_text(str(event.output) if isinstance(event.output, AgentType) else event.output)
+                return conversation.answer_text(
+                    str(event.output) if isinstance(event.output, AgentType) else event.output
+                )
             recorder.record(event)
-        raise AgentError("its run ended without a final answer")
+        raise conversation.AgentError("its run ended without a final answer")
 
 
 class _StepRecorder:
@@ -44,7 +38,7 @@ class _StepRecorder:
     A step's model call ends where the first of its tool calls begins; a step that calls none ends with it.
     """
 
-    def __init__(self, report: TurnReport) -> None:
+    def __init__(self, report: conversation.TurnReport) -> None:
         self._report = report
         self._calls: dict[str, tuple[float, ToolCall]] = {}
         self._model_ended: float | None = None
@@ -81,12 +75,15 @@ class _StepRecorder:
 
     def _end_step(self, step: Any, said: object) -> None:
         """Report the model call of a step that has ended, and then its tools."""
-        calls = [call_part(each.id, each.name, each.arguments) for each in getattr(step, "tool_calls", None) or ()]
+        calls = [
+            conversation.call_part(each.id, each.name, each.arguments)
+            for each in getattr(step, "tool_calls", None) or ()
+        ]
         usage = step.token_usage
         error = getattr(step, "error", None)
         started = self._report.at(step.timing.start_time)
         self._report.chat(
-            [*text_part(said if isinstance(said, str) else ""), *calls],
+            [*conversation.text_part(said if isinstance(said, str) else ""), *calls],
             start_ms=started,
             end_ms=self._model_ended or self._report.now(),
             tokens=(None, None) if usage is None else (usage.input_tokens, usage.output_tokens),

@@ -13,6 +13,7 @@ import re
 from collections.abc import Sequence
 from functools import cached_property, partial
 
+from quintain import errors
 from quintain.bus.base import HeaderValue
 from quintain.client.sessions import Sessions
 from quintain.client.transport import (
@@ -42,19 +43,6 @@ from quintain.contracts.invoke import InvokeRequest, Result
 from quintain.contracts.message import MAX_BODY_BYTES
 from quintain.contracts.session import CancelCalls, GetInfo, Info, ReleaseCalls, ReserveCalls
 from quintain.contracts.values import is_target_name
-from quintain.errors import (
-    BadRequest,
-    BudgetUnavailable,
-    BusError,
-    Fault,
-    NoAnswer,
-    Overloaded,
-    PayloadTooLarge,
-    QueueFull,
-    QuintainError,
-    RequestConflict,
-    UnknownTarget,
-)
 from quintain.observe import logs, semconv
 from quintain.observe.spans import Span, in_span
 from quintain.routes import CANCEL, INFO, INVOKE, RELEASE, RESERVE, ReplyT, RequestT, Route
@@ -117,7 +105,7 @@ class AmqpTransport:
             log.debug("A call is sent; its deadline is in %.1f s", call.deadline_seconds)
             try:
                 result = await self._invoke(call, request_id)
-            except (QuintainError, asyncio.CancelledError) as error:
+            except (errors.QuintainError, asyncio.CancelledError) as error:
                 log.debug("A call ended: %s", getattr(error, "code", type(error).__name__))
                 raise
             log.debug("A call is answered")
@@ -130,11 +118,11 @@ class AmqpTransport:
                 return await self._send_until_decided(call, request_id, ends_at)
             try:
                 return await self._send_until_decided(_with_target(call, default), request_id, ends_at)
-            except UnknownTarget:
+            except errors.UnknownTarget:
                 self._default_targets.forget(self._session_id)
                 if await self._default_target(ends_at) == default:
                     raise
-            except RequestConflict:
+            except errors.RequestConflict:
                 pass
             return await self._send_until_decided(call, request_id, ends_at)
         except asyncio.CancelledError:
@@ -142,7 +130,9 @@ class AmqpTransport:
                 self.cancel_later([request_id])
             raise
 
-    async def invoke_batch(self, items: Sequence[InvokeRequest | Fault], *, deadline_seconds: float) -> list[BatchItem]:
+    async def invoke_batch(
+        self, items: Sequence[InvokeRequest | errors.Fault], *, deadline_seconds: float
+    ) -> list[BatchItem]:
         """Implements `Transport.invoke_batch`: reserves all calls, sends each one, and releases those not charged."""
         ids = [self._rpc_client.random_ids.next() for _ in items]
         deadline = self.clock.now_ms() + int(deadline_seconds * 1000)
@@ -176,14 +166,14 @@ class AmqpTransport:
     async def _call_operation(self, route: Route[RequestT, ReplyT], request: RequestT) -> ReplyT:
         try:
             return await self.call_route(route, request, timeout_seconds=OPERATION_TIMEOUT_SECONDS)
-        except NoAnswer as error:
-            raise BudgetUnavailable(error.message) from None
+        except errors.NoAnswer as error:
+            raise errors.BudgetUnavailable(error.message) from None
 
     async def _cancel(self, _: None, request_ids: list[str]) -> None:
         try:
             async with asyncio.timeout(CANCEL_TIMEOUT_SECONDS):
                 await self._call_operation(CANCEL, CancelCalls(request_ids=request_ids))
-        except (QuintainError, TimeoutError) as error:
+        except (errors.QuintainError, TimeoutError) as error:
             log.info("%d calls were not cancelled; they end with their deadlines: %s", len(request_ids), error)
 
     async def _release_quietly(self, request_ids: Sequence[str]) -> None:
@@ -191,22 +181,24 @@ class AmqpTransport:
             return
         try:
             await self._call_operation(RELEASE, ReleaseCalls(request_ids=list(request_ids)))
-        except (Fault, BusError) as error:
+        except (errors.Fault, errors.BusError) as error:
             # The results are complete; a reservation that is not released now ends with its deadline.
             log.warning("%d reservations could not be released: %s", len(request_ids), error.message)
 
-    async def _invoke_item(self, item: InvokeRequest | Fault, request_id: str, deadline_seconds: float) -> BatchItem:
-        if isinstance(item, Fault):
+    async def _invoke_item(
+        self, item: InvokeRequest | errors.Fault, request_id: str, deadline_seconds: float
+    ) -> BatchItem:
+        if isinstance(item, errors.Fault):
             return BatchItem(None, item)
         # A batch that is cancelled cancels all of its calls together.
         call = InvokeCall(item, request_id, deadline_seconds, cancel_with_task=False)
         try:
             return BatchItem(await self.invoke(call), None)
-        except Fault as fault:
+        except errors.Fault as fault:
             return BatchItem(None, fault)
-        except BusError as error:
+        except errors.BusError as error:
             # An error of one item must lose neither the other items nor their reservations.
-            return BatchItem(None, BudgetUnavailable(f"The fleet cannot be reached: {error.message}"))
+            return BatchItem(None, errors.BudgetUnavailable(f"The fleet cannot be reached: {error.message}"))
         except Exception as error:
             return BatchItem(None, log_defect(error, "calling the target of a batch item"))
 
@@ -236,7 +228,7 @@ class AmqpTransport:
                     partial(semconv.publish_span, request.exchange.name, request.key, request_id=request_id),
                     partial(self._send, call, sent, request_id),
                 )
-            except Fault as fault:
+            except errors.Fault as fault:
                 if fault.charged is not None or not fault.retryable:
                     raise
                 delay_seconds = (fault.retry_after_ms or 0) / 1000
@@ -256,12 +248,12 @@ class AmqpTransport:
         on_partial = None if call.on_chunk is None and call.on_progress is None else partial(dispatch_partial, call)
         try:
             reply = await self._rpc_client.call(request, on_partial, publish)
-        except NoAnswer:
+        except errors.NoAnswer:
             raise expired_fault(call.deadline_seconds) from None
-        except QueueFull:
+        except errors.QueueFull:
             # Another copy of the request may have been admitted before.
             message = "The broker nacked the request: the target's queue is full, or cannot be reached now"
-            raise Overloaded(message, retry_after_ms=FULL_QUEUE_PAUSE_MS, charge_unknown=True) from None
+            raise errors.Overloaded(message, retry_after_ms=FULL_QUEUE_PAUSE_MS, charge_unknown=True) from None
         self._answered.add(self._session_id, request_id)
         return parse_reply(reply, Result)
 
@@ -279,7 +271,9 @@ class AmqpTransport:
         # names its target or that is the session's default.
         body = call.request.to_wire(_TARGET_FIELDS if key and call.request.target is not None else None)
         if len(body) > MAX_BODY_BYTES:
-            raise PayloadTooLarge(f"The request has {len(body)} bytes; no session may send more than {MAX_BODY_BYTES}")
+            raise errors.PayloadTooLarge(
+                f"The request has {len(body)} bytes; no session may send more than {MAX_BODY_BYTES}"
+            )
         route = conversation_route(call.request, key)
         return RpcRequest(
             exchange=INVOKE.exchange if route is None else CONVERSATION,
@@ -317,7 +311,7 @@ def conversation_route(request: InvokeRequest | ApiRequest, target: str) -> str 
     turn = None if isinstance(request, ApiRequest) else request.turn
     route = None if turn is None or turn.continuation is None else turn.continuation.route
     if route is not None and (not target or not re.fullmatch(rf"{re.escape(target)}/[0-9a-f]{{32}}", route)):
-        raise BadRequest("turn.continuation.route: it must be as an answer of this target gave it")
+        raise errors.BadRequest("turn.continuation.route: it must be as an answer of this target gave it")
     return route
 
 

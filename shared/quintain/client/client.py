@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 
 from pydantic import ValidationError
 
+from quintain import routes
 from quintain.bus.connect import open_bus
 from quintain.bus.memory import MemoryBroker
 from quintain.client.admin import Admin
@@ -35,7 +36,6 @@ from quintain.contracts.invoke import ChatMessage, InvokeRequest, InvokeSettings
 from quintain.contracts.message import describe_validation_error
 from quintain.contracts.values import require_possible_deadline
 from quintain.errors import BadRequest, BudgetUnavailable, Fault, NoAnswer
-from quintain.routes import CANCEL, CLOSE, CLOSE_CHILDREN, INFO, OPEN, QUOTAS, RELEASE, RESERVE, ReplyT, RequestT, Route
 from quintain.rpc.requests import RpcClient
 from quintain.settings import environment, read_settings
 
@@ -203,7 +203,7 @@ class Client:
         require_possible_deadline(deadline_seconds, "deadline_seconds")
         deadline = self._transport.clock.now_ms() + int(deadline_seconds * 1000)
         request = session_messages.ReserveCalls(request_ids=list(request_ids), deadline=deadline)
-        return (await self._call(RESERVE, request)).granted
+        return (await self._call(routes.RESERVE, request)).granted
 
     async def release(self, request_ids: Sequence[str]) -> None:
         """Release reservations that were not used. Over a broker only.
@@ -213,7 +213,7 @@ class Client:
             await client.release(unused_ids)
         """
         if request_ids:
-            await self._call(RELEASE, session_messages.ReleaseCalls(request_ids=list(request_ids)))
+            await self._call(routes.RELEASE, session_messages.ReleaseCalls(request_ids=list(request_ids)))
 
     async def cancel(self, request_ids: Sequence[str]) -> int:
         """Cancel calls by request id, and return how many were cancelled. Over a broker only.
@@ -227,7 +227,7 @@ class Client:
         """
         if not request_ids:
             return 0
-        return (await self._call(CANCEL, session_messages.CancelCalls(request_ids=list(request_ids)))).cancelled
+        return (await self._call(routes.CANCEL, session_messages.CancelCalls(request_ids=list(request_ids)))).cancelled
 
     async def end_conversation(self, conversation_id: str) -> None:
         """Say that a conversation gets no further turn: the worker that holds it ends it at once. Over a broker only.
@@ -238,7 +238,7 @@ class Client:
 
             await client.end_conversation("talk-17")
         """
-        await self._call(CANCEL, session_messages.CancelCalls(conversation_ids=[conversation_id]))
+        await self._call(routes.CANCEL, session_messages.CancelCalls(conversation_ids=[conversation_id]))
 
     async def get_info(self, *, usage: bool = False) -> session_messages.Info:
         """Return the session with its counters and targets; with ``usage`` also what its calls took.
@@ -248,7 +248,7 @@ class Client:
             info = await client.get_info()
             print(info.max_calls - info.call_count)
         """
-        return await self._call(INFO, session_messages.GetInfo(usage=usage))
+        return await self._call(routes.INFO, session_messages.GetInfo(usage=usage))
 
     async def get_quotas(self) -> QuotaList:
         """Return what the quotas of the fleet's targets do at present: their limits, and how many calls wait.
@@ -257,7 +257,7 @@ class Client:
 
             waiting = sum(quota.waiting for quota in (await client.get_quotas()).quotas)
         """
-        return await self._call(QUOTAS, ListQuotas())
+        return await self._call(routes.QUOTAS, ListQuotas())
 
     async def open_child(self, request: session_messages.OpenSession) -> session_messages.SessionOpened:
         """Open a child session, which can only narrow this session's permissions and uses its budget.
@@ -270,7 +270,7 @@ class Client:
             child = await client.open_child(OpenSession(default_target="judge", max_calls=5))
             async with quintain.connect(token=child.token) as agent: ...
         """
-        return await self._call(OPEN, request)
+        return await self._call(routes.OPEN, request)
 
     async def close_session(self) -> session_messages.Info:
         """Close the session and its children permanently, and return its last counters. Running calls end as they
@@ -281,7 +281,7 @@ class Client:
             info = await client.close_session()
             print(info.call_count)
         """
-        return await self._call(CLOSE, session_messages.CloseSession())
+        return await self._call(routes.CLOSE, session_messages.CloseSession())
 
     async def close_children(self) -> session_messages.Info:
         """Close all children of the session permanently, and return the session's counters. What they reserved and did
@@ -291,9 +291,11 @@ class Client:
 
             await client.close_children()
         """
-        return await self._call(CLOSE_CHILDREN, session_messages.CloseChildren())
+        return await self._call(routes.CLOSE_CHILDREN, session_messages.CloseChildren())
 
-    async def _call(self, route: Route[RequestT, ReplyT], request: RequestT) -> ReplyT:
+    async def _call(
+        self, route: routes.Route[routes.RequestT, routes.ReplyT], request: routes.RequestT
+    ) -> routes.ReplyT:
         try:
             return await self._transport.call_route(route, request, timeout_seconds=OPERATION_TIMEOUT_SECONDS)
         except NoAnswer as error:

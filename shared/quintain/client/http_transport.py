@@ -15,6 +15,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 from pydantic import JsonValue
 
+from quintain import errors
 from quintain.client.transport import REPLY_GRACE_SECONDS, BatchItem, InvokeCall, expired_fault
 from quintain.contracts import session as session_messages
 from quintain.contracts.credentials import public_id
@@ -22,16 +23,6 @@ from quintain.contracts.fleet import ListQuotas
 from quintain.contracts.headers import DEADLINE_HEADER, REQUEST_ID_HEADER
 from quintain.contracts.invoke import FaultReply, InvokeRequest, JsonObject, Result
 from quintain.contracts.message import Message
-from quintain.errors import (
-    FAULTS,
-    BadRequest,
-    BudgetUnavailable,
-    ConfigError,
-    Fault,
-    GatewayUnavailable,
-    InternalFault,
-    NoAnswer,
-)
 from quintain.observe.semconv import http_client_span
 from quintain.observe.spans import context_headers, current_traceparent, span
 from quintain.routes import ReplyT, RequestT, Route
@@ -76,13 +67,13 @@ class HttpConnection:
             async with self._http.request(method, path, body, headers, timeout_seconds) as response:
                 content = await response.read()
         except TimeoutError:
-            raise NoAnswer(f"{self.address} did not answer within {timeout_seconds:.1f} s") from None
+            raise errors.NoAnswer(f"{self.address} did not answer within {timeout_seconds:.1f} s") from None
         except NotSent as error:
-            raise GatewayUnavailable(
+            raise errors.GatewayUnavailable(
                 f"No gateway answers at {self.address}{_reason(error)}: does `quintain serve gateway` run there?"
             ) from None
         except ConnectionLost as error:
-            raise GatewayUnavailable(
+            raise errors.GatewayUnavailable(
                 f"The connection to {self.address} was lost before the answer came{_reason(error)}: `info` shows "
                 "whether a call was charged, and a retry with the same request id is the same call"
             ) from None
@@ -90,21 +81,21 @@ class HttpConnection:
             raise self._fault(response.status, content)
         try:
             return reply_type.from_wire(content)
-        except BadRequest as decode_error:
-            raise InternalFault(
+        except errors.BadRequest as decode_error:
+            raise errors.InternalFault(
                 f"The answer of {self.address} cannot be read ({decode_error.message})", charge_unknown=True
             ) from None
 
-    def _fault(self, status: int, content: bytes) -> Fault | GatewayUnavailable:
+    def _fault(self, status: int, content: bytes) -> errors.Fault | errors.GatewayUnavailable:
         try:
             reply = FaultReply.from_wire(content)
-        except BadRequest:
-            return GatewayUnavailable(
+        except errors.BadRequest:
+            return errors.GatewayUnavailable(
                 f"{self.address} answered {status}, and not as a gateway does: is it one? (QUINTAIN_GATEWAY_URL)"
             )
-        if reply.code not in FAULTS and reply.status < InternalFault.status:
+        if reply.code not in errors.FAULTS and reply.status < errors.InternalFault.status:
             # Errors of HTTP itself (an unknown path, a wrong method) are mistakes of the request as well.
-            reply = reply.model_copy(update={"code": BadRequest.code})
+            reply = reply.model_copy(update={"code": errors.BadRequest.code})
         return reply.to_fault()
 
 
@@ -118,7 +109,7 @@ class HttpTransport:
     def __init__(self, connection: HttpConnection, token: str, *, traceparent: str | None = None) -> None:
         self.clock = Clock()
         if not (token.isascii() and token.isprintable()):
-            raise ConfigError("The token cannot be used: it is not printable ASCII")
+            raise errors.ConfigError("The token cannot be used: it is not printable ASCII")
         self._connection, self._traceparent = connection, traceparent
         self._authorization = {"Authorization": f"Bearer {token}"}
         self._session_id = public_id(token)
@@ -135,21 +126,25 @@ class HttpTransport:
         Raises `BadRequest` if the request id is no valid header value, and `ConfigError` if a callback is given.
         """
         if call.on_chunk is not None or call.on_progress is not None:
-            raise ConfigError("Over HTTP there are no pieces of an answer and no progress: connect to the broker")
+            raise errors.ConfigError(
+                "Over HTTP there are no pieces of an answer and no progress: connect to the broker"
+            )
         headers = {}
         if call.request_id:
             if not call.request_id.isascii() or not call.request_id.isprintable():
-                raise BadRequest("request_id: over HTTP it is printable ASCII")
+                raise errors.BadRequest("request_id: over HTTP it is printable ASCII")
             headers[REQUEST_ID_HEADER] = call.request_id
         return await self._post("/invoke", call.request.to_wire(), Result, headers, call.deadline_seconds)
 
-    async def invoke_batch(self, items: Sequence[InvokeRequest | Fault], *, deadline_seconds: float) -> list[BatchItem]:
+    async def invoke_batch(
+        self, items: Sequence[InvokeRequest | errors.Fault], *, deadline_seconds: float
+    ) -> list[BatchItem]:
         """Implements `Transport.invoke_batch` with one request, whose body is limited (`PayloadTooLarge`)."""
         # An invalid item keeps its place in the batch and its reservation, as over AMQP.
-        body = b",".join(b"null" if isinstance(item, Fault) else item.to_wire() for item in items)
+        body = b",".join(b"null" if isinstance(item, errors.Fault) else item.to_wire() for item in items)
         answer = await self._post("/invokeBatch", b'{"requests":[%s]}' % body, _BatchReply, {}, deadline_seconds)
         return [
-            BatchItem(None, item) if isinstance(item, Fault) else _batch_item(response)
+            BatchItem(None, item) if isinstance(item, errors.Fault) else _batch_item(response)
             for item, response in zip(items, answer.responses, strict=True)
         ]
 
@@ -161,8 +156,8 @@ class HttpTransport:
             return await self._connection.request(
                 method, path, route.reply_type, timeout_seconds=timeout_seconds, headers=self._authorization, body=body
             )
-        except NoAnswer as error:
-            raise BudgetUnavailable(error.message) from None
+        except errors.NoAnswer as error:
+            raise errors.BudgetUnavailable(error.message) from None
 
     async def _post(
         self, path: str, body: bytes, reply_type: type[ReplyT], headers: dict[str, str], deadline_seconds: float
@@ -181,7 +176,7 @@ class HttpTransport:
                     headers={**self._authorization, **headers, DEADLINE_HEADER: str(deadline), **context_headers()},
                     body=body,
                 )
-        except NoAnswer:
+        except errors.NoAnswer:
             raise expired_fault(deadline_seconds) from None
 
 
@@ -200,11 +195,11 @@ def check_gateway_url(url: str, setting: str = "QUINTAIN_GATEWAY_URL") -> None:
     except ValueError:
         is_address = False
     if not is_address:
-        raise ConfigError(f"{setting} is no address of a gateway: give one such as http://127.0.0.1:8787")
+        raise errors.ConfigError(f"{setting} is no address of a gateway: give one such as http://127.0.0.1:8787")
     if base.query or base.fragment:
-        raise ConfigError(f"{setting} has more than an address and a path: give it without ? and #")
+        raise errors.ConfigError(f"{setting} has more than an address and a path: give it without ? and #")
     if base.username is not None:
-        raise ConfigError(f"{setting} has a user name: a gateway reads only the token, give it without")
+        raise errors.ConfigError(f"{setting} has a user name: a gateway reads only the token, give it without")
 
 
 @contextlib.asynccontextmanager
@@ -256,7 +251,7 @@ def _method_and_path(  # noqa: PLR0911 -- one for each operation
             return "GET", f"/sessions?{query}" if query else "/sessions"
         case ListQuotas():
             return "GET", "/quotas"
-    raise ConfigError(
+    raise errors.ConfigError(
         f"A gateway has no operation {type(request).__name__}: connect to the broker (QUINTAIN_BROKER_URL)"
     )
 
@@ -264,7 +259,7 @@ def _method_and_path(  # noqa: PLR0911 -- one for each operation
 def _session_path(session_id: str) -> str:
     # A slash or dots would change the path; no session id contains them.
     if not re.fullmatch(r"[\w-]+", session_id):
-        raise BadRequest(f"sessionId: there is no session {session_id!r}; `quintain session list` shows them")
+        raise errors.BadRequest(f"sessionId: there is no session {session_id!r}; `quintain session list` shows them")
     return f"/sessions/{quote(session_id)}"
 
 

@@ -16,15 +16,7 @@ from pathlib import Path
 from quintain.bus.base import Bus
 from quintain.bus.connect import open_bus
 from quintain.bus.memory import MemoryBroker
-from quintain.contracts.hosting import (
-    DescribeTarget,
-    LeaseRequest,
-    LeaseResult,
-    QueryTarget,
-    ResetTarget,
-    SetConfig,
-    Teardown,
-)
+from quintain.contracts import hosting
 from quintain.contracts.remote_target import TargetDescriptor
 from quintain.controller.scope import GivenScope, OnEvent, answer_in_scope, as_list, find_scope
 from quintain.controller.trajectory import Trajectory
@@ -145,7 +137,7 @@ class LeasedTarget:
 
             await target.set_config("persona", "terse")
         """
-        await self._call(SetConfig(values={name: to_wire_text(value, f"the value of {name!r}")}))
+        await self._call(hosting.SetConfig(values={name: to_wire_text(value, f"the value of {name!r}")}))
 
     async def query(self, name: str, **params: str) -> str:
         """Query the target after a run.
@@ -155,7 +147,7 @@ class LeasedTarget:
             answer = await target.query("last_reply")
         """
         wire_params = {key: to_wire_text(value, f"the parameter {key!r} of {name!r}") for key, value in params.items()}
-        return (await self._call(QueryTarget(name=name, params=wire_params))).value or ""
+        return (await self._call(hosting.QueryTarget(name=name, params=wire_params))).value or ""
 
     async def run(self, on_event: OnEvent | None = None, *, title: str = "") -> Trajectory:
         """Run the target once, and return what happened; after an exception `trajectory` has it.
@@ -204,7 +196,7 @@ class LeasedTarget:
                 await target.run(on_event=attack)
                 await target.reset()
         """
-        await self._call(ResetTarget())
+        await self._call(hosting.ResetTarget())
 
     async def open_session(self, sessions: ChildSessions) -> None:
         """Open a child session for the target's agent, and pass its token to the target.
@@ -217,11 +209,13 @@ class LeasedTarget:
 
     async def _describe(self) -> TargetDescriptor:
         if self._descriptor is None:
-            self._descriptor = (await self._connection.executor.run(self._lease.call(DescribeTarget()))).descriptor
+            self._descriptor = (
+                await self._connection.executor.run(self._lease.call(hosting.DescribeTarget()))
+            ).descriptor
         assert self._descriptor is not None, "the reply to a describe request has a descriptor"
         return self._descriptor
 
-    async def _call(self, request: LeaseRequest) -> LeaseResult:
+    async def _call(self, request: hosting.LeaseRequest) -> hosting.LeaseResult:
         self._descriptor = None
         return await self._connection.executor.run(self._lease.call(request))
 
@@ -339,7 +333,7 @@ async def _leased(
         raise
     try:
         with contextlib.suppress(HostLost):
-            await line.executor.run(own.call(Teardown()))
+            await line.executor.run(own.call(hosting.Teardown()))
     finally:
         await line.executor.run(own.close())
 

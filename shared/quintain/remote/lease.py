@@ -15,21 +15,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from quintain.bus.base import Bus, Delivery
-from quintain.contracts.hosting import (
-    DescribeHost,
-    EmitEvent,
-    HostDescribed,
-    HostItem,
-    LeaseEnded,
-    LeaseOffered,
-    LeaseRequest,
-    LeaseResult,
-    LogLine,
-    OpenLease,
-    RunTarget,
-    SendEvent,
-    Teardown,
-)
+from quintain.contracts import hosting
 from quintain.contracts.remote_target import TargetDescriptor
 from quintain.errors import Fault, HostLost, LeaseRequestNotDelivered, NoAnswer, Unroutable
 from quintain.observe import logs
@@ -54,7 +40,7 @@ REASON_ENDED_BY_HOST = "its host has ended it"
 REASON_RELEASED = "it was released here"
 
 #: What a target says in a run, and at last how the run ended, each with its number.
-RunItems: TypeAlias = list[tuple[int, EmitEvent | SendEvent | LogLine | LeaseResult]]
+RunItems: TypeAlias = list[tuple[int, hosting.EmitEvent | hosting.SendEvent | hosting.LogLine | hosting.LeaseResult]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +109,7 @@ class RemoteLease:
         #: Why the instance can only be torn down: a request was not answered in time, and others would wait behind it.
         self._overdue = self._end_reason = self._log_tail = ""
         self._offered: asyncio.Future[None] = self._loop.create_future()
-        self._results: dict[int, asyncio.Future[LeaseResult]] = {}
+        self._results: dict[int, asyncio.Future[hosting.LeaseResult]] = {}
         #: Who gets the items of the runs that have not ended at the host, by number; None where nobody does any more.
         self._runs: dict[int, Callable[[RunItems], None] | None] = {}
         #: The first item that the host did not get.
@@ -157,7 +143,7 @@ class RemoteLease:
 
     async def _open(self, slot_seconds: float, boot_seconds: float, on_boot: Callable[[int], None]) -> None:
         opened = self._results[1] = self._loop.create_future()
-        request = OpenLease(traceparent=current_traceparent(), request_id=logs.current_ids().get("requestId"))
+        request = hosting.OpenLease(traceparent=current_traceparent(), request_id=logs.current_ids().get("requestId"))
         await self.stream.send_now(request, self.name, max(1, int(1000 * slot_seconds)))
         await self._wait_for(self._offered, slot_seconds)
         if not self._offered.done():
@@ -183,16 +169,16 @@ class RemoteLease:
             "TargetTimeouts, and --boot-timeout-seconds of its host"
         )
 
-    async def call(self, request: LeaseRequest) -> LeaseResult:
+    async def call(self, request: hosting.LeaseRequest) -> hosting.LeaseResult:
         """Send a request to the instance and wait for its result.
 
         Raises the target's exception, with its class if that is known here; `HostLost`; `LeaseRequestNotDelivered` if
         the host provably did not receive the request; `TimeoutError` after ``request_seconds``, and at once for all
         further requests but the teardown; and `ValueError` for a request that is too large for the broker.
         """
-        if self._overdue and not isinstance(request, Teardown):
+        if self._overdue and not isinstance(request, hosting.Teardown):
             raise TimeoutError(self._overdue)
-        future: asyncio.Future[LeaseResult] = self._loop.create_future()
+        future: asyncio.Future[hosting.LeaseResult] = self._loop.create_future()
         number = self._send(request, lambda number: self._results.update({number: future}))
         await self._wait_for(future, self._request_seconds)
         if not future.done():
@@ -209,9 +195,9 @@ class RemoteLease:
 
     def start_run(self, events: list[str], on_items: Callable[[RunItems], None]) -> int:
         """Start a run, and return its number. ``on_items`` is called with what the target says, until `leave_run`."""
-        return self._send(RunTarget(events=events), lambda number: self._runs.update({number: on_items}))
+        return self._send(hosting.RunTarget(events=events), lambda number: self._runs.update({number: on_items}))
 
-    def _send(self, request: LeaseRequest, on_numbered: Callable[[int], None]) -> int:
+    def _send(self, request: hosting.LeaseRequest, on_numbered: Callable[[int], None]) -> int:
         """Send a request, and return its number. Raises `LeaseRequestNotDelivered` if the lease has ended."""
         if self.ended:
             raise self.host_lost_error()
@@ -252,7 +238,7 @@ class RemoteLease:
 
     def _tear_down(self, *, reset: bool = False) -> None:
         if self.stream.key:
-            self.stream.send(encode_item(Teardown(reset=reset)))
+            self.stream.send(encode_item(hosting.Teardown(reset=reset)))
 
     async def _wait_for(self, future: asyncio.Future[Any], seconds: float | None) -> None:
         await asyncio.wait([future, self.ended_future], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -281,7 +267,7 @@ class RemoteLease:
     def _on_delivery(self, delivery: Delivery) -> None:
         if delivery.type == "fault" and (opened := self._results.pop(1, None)) is not None:
             try:
-                parse_reply(delivery, LeaseResult)
+                parse_reply(delivery, hosting.LeaseResult)
             except Fault as fault:
                 if not self._offered.done():
                     self._offered.set_result(None)
@@ -290,22 +276,22 @@ class RemoteLease:
         elif not self.stream.key or delivery.reply_to in {None, "", self.stream.key}:
             self.stream.on_delivery(delivery)
 
-    def _on_items(self, first: int, items: Sequence[HostItem]) -> None:
+    def _on_items(self, first: int, items: Sequence[hosting.HostItem]) -> None:
         ready: RunItems = []
         for number, item in enumerate(items, first):
             match item:
-                case LeaseOffered():
+                case hosting.LeaseOffered():
                     self._on_offered(item)
-                case LeaseEnded():
+                case hosting.LeaseEnded():
                     self._log_tail = item.log_tail
                     self._end(item.reason)
-                case LeaseResult() if item.to not in self._runs:
+                case hosting.LeaseResult() if item.to not in self._runs:
                     future = self._results.pop(item.to, None)
                     if future is not None and not future.done():
                         future.set_result(item)
                 case _:
                     ready.append((number, item))
-                    if isinstance(item, LeaseResult):
+                    if isinstance(item, hosting.LeaseResult):
                         self._pass_on(ready)
                         ready = []
                         del self._runs[item.to]
@@ -319,7 +305,7 @@ class RemoteLease:
             self.stream.held = items[-1][0]
             on_items(items)
 
-    def _on_offered(self, offered: LeaseOffered) -> None:
+    def _on_offered(self, offered: hosting.LeaseOffered) -> None:
         self.host_id = offered.host_id
         if not self._offered.done():
             self._offered.set_result(None)
@@ -376,8 +362,8 @@ async def describe_host(rpc_client: RpcClient, name: str, *, timeout_seconds: fl
         exchange=HOST,
         key=name,
         type=DESCRIBE_HOST.key,
-        body=DescribeHost().to_wire(),
+        body=hosting.DescribeHost().to_wire(),
         headers={},
         deadline_seconds=timeout_seconds,
     )
-    return parse_reply(await rpc_client.call(request), HostDescribed).fingerprint
+    return parse_reply(await rpc_client.call(request), hosting.HostDescribed).fingerprint

@@ -10,15 +10,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
-from quintain.contracts.hosting import (
-    DescribeTarget,
-    LeaseRequest,
-    LeaseResult,
-    QueryTarget,
-    ResetTarget,
-    SetConfig,
-    Teardown,
-)
+from quintain.contracts import hosting
 from quintain.contracts.remote_target import TargetDescriptor
 from quintain.contracts.values import replace_surrogates
 from quintain.errors import HostLost
@@ -96,12 +88,12 @@ class RemoteTarget:
 
     def set_config(self, name: str, value: str) -> None:
         """Set a configuration slot. Raises what the target raises."""
-        self._call(SetConfig(values={name: to_wire_text(value, f"the value of {name!r}")}))
+        self._call(hosting.SetConfig(values={name: to_wire_text(value, f"the value of {name!r}")}))
 
     def query(self, name: str, **params: str) -> str:
         """Query the target after a run. Raises what the target raises."""
         wire_params = {key: to_wire_text(value, f"the parameter {key!r} of {name!r}") for key, value in params.items()}
-        return self._call(QueryTarget(name=name, params=wire_params)).value or ""
+        return self._call(hosting.QueryTarget(name=name, params=wire_params)).value or ""
 
     def get_controllables(self) -> list[Any]:
         """Return the controllables of the current configuration."""
@@ -131,20 +123,20 @@ class RemoteTarget:
         """Clear the state of the last run; does nothing if the host is gone."""
         self._descriptor = None
         with contextlib.suppress(HostLost):
-            await self._connection.run(self._lease.call(ResetTarget()))
+            await self._connection.run(self._lease.call(hosting.ResetTarget()))
 
     async def teardown(self) -> None:
         """End the lease; returns at once if the host is gone."""
         try:
             with contextlib.suppress(HostLost):
-                await self._connection.run(self._lease.call(Teardown()))
+                await self._connection.run(self._lease.call(hosting.Teardown()))
         finally:
             # First of all: the next lease is requested now.
             self._on_released(self._lease)
             with contextlib.suppress(HostLost):
                 await self._connection.run(self._release())
 
-    def _call(self, request: LeaseRequest) -> LeaseResult:
+    def _call(self, request: hosting.LeaseRequest) -> hosting.LeaseResult:
         """Send a request that may change the instance, and block until its result."""
         self._descriptor = None
         return self._connection.run_blocking(self._lease.call(request))
@@ -157,7 +149,7 @@ class RemoteTarget:
 
     def _get_descriptor(self) -> TargetDescriptor:
         if self._descriptor is None:
-            self._descriptor = self._connection.run_blocking(self._lease.call(DescribeTarget())).descriptor
+            self._descriptor = self._connection.run_blocking(self._lease.call(hosting.DescribeTarget())).descriptor
         assert self._descriptor is not None, "the reply to a describe request has a descriptor"
         return self._descriptor
 

@@ -13,22 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
+from quintain import errors
 from quintain.bus.base import Bus, Delivery, Envelope, HeaderValue
 from quintain.bus.failure_log import FailureLog
 from quintain.contracts.group import GROUP_CONTENT_TYPE, INVOKE_GROUP_TYPE, REPLY_GROUP_TYPE, GroupItem, encode_item
 from quintain.contracts.headers import CALL_HEADERS, PROTOCOL_HEADER, PROTOCOL_VERSION, TRACEPARENT_HEADER
 from quintain.contracts.invoke import FaultReply
-from quintain.errors import (
-    BadRequest,
-    BrokerRefused,
-    BusError,
-    Fault,
-    InternalFault,
-    NoAnswer,
-    Overloaded,
-    QueueFull,
-    Unroutable,
-)
 from quintain.observe.spans import current_traceparent
 from quintain.routes import ReplyT, RequestT, Route
 from quintain.rpc.groups import split_replies
@@ -178,7 +168,7 @@ class RpcClient:
                     publish_later(request, correlation_id, reply)
                 return await reply
         except TimeoutError:
-            raise NoAnswer(
+            raise errors.NoAnswer(
                 f"No answer to {request.type} within {request.deadline_seconds:.1f} s: does the service that "
                 f"consumes {request.exchange.name} run? (`quintain serve metadata`)"
             ) from None
@@ -215,16 +205,16 @@ class RpcClient:
             try:
                 remaining = request._replace(deadline_seconds=deadline - loop.time())
                 return parse_reply(await self.call(remaining), route.reply_type)
-            except Unroutable:
+            except errors.Unroutable:
                 if loop.time() + UNROUTABLE_RETRY_SECONDS >= deadline:
-                    raise NoAnswer(
+                    raise errors.NoAnswer(
                         f"No service answers {route.name} (nothing consumes {route.exchange.name}, waited "
                         f"{timeout_seconds:.0f} s): start one with `quintain serve metadata`"
                     ) from None
                 await asyncio.sleep(UNROUTABLE_RETRY_SECONDS)
-            except QueueFull:
+            except errors.QueueFull:
                 if loop.time() + FULL_QUEUE_RETRY_SECONDS >= deadline:
-                    raise Overloaded(
+                    raise errors.Overloaded(
                         f"{route.name} was not sent: for {timeout_seconds:.0f} s the broker nacked it. The queue of "
                         f"{route.exchange.name} cannot be reached now; or it is full, because its service does not "
                         "read (`quintain status`) or others fill it"
@@ -235,7 +225,7 @@ class RpcClient:
         if delivery.type == REPLY_GROUP_TYPE:
             try:
                 replies: Sequence[Delivery] = split_replies(delivery)
-            except Fault as unreadable:
+            except errors.Fault as unreadable:
                 log.error("An unreadable group of replies was dropped: %s", unreadable.message)
                 replies = ()
         else:
@@ -287,10 +277,10 @@ class RpcClient:
                 return
             try:
                 await self.publish(request, correlation_id)
-            except BrokerRefused as refusal:
+            except errors.BrokerRefused as refusal:
                 log.error("A %s request cannot be sent again: %s", request.type, refusal.message)
                 return
-            except BusError as error:
+            except errors.BusError as error:
                 self._not_sent_again.failed(error)
                 await asyncio.sleep(UNROUTABLE_RETRY_SECONDS)
             else:
@@ -307,8 +297,8 @@ def parse_reply(reply: Delivery, reply_type: type[ReplyT]) -> ReplyT:
         if reply.type != "fault":
             return reply_type.from_wire(reply.body)
         fault = FaultReply.from_wire(reply.body)
-    except BadRequest as error:
-        raise InternalFault(f"The answer cannot be read ({error.message})", charge_unknown=True) from None
+    except errors.BadRequest as error:
+        raise errors.InternalFault(f"The answer cannot be read ({error.message})", charge_unknown=True) from None
     raise fault.to_fault()
 
 

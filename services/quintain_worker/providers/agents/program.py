@@ -9,7 +9,6 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from quintain.agents.recognition import SENDS_NOTHING
@@ -59,11 +58,9 @@ from quintain_worker.providers.provider import (
     CallHolder,
     ConversationHolder,
     OnText,
-    Provider,
     ProviderAnswer,
     ProviderContext,
     ProviderFailure,
-    ProviderOfCall,
     SessionScopedProvider,
     steps_before_failure,
 )
@@ -141,20 +138,18 @@ class AgentProgramProvider(SessionScopedProvider, ConversationHolder):
         self._pool = ConversationPool(name, self._start, terms)
         self._has_turns = True
 
-    def for_call(self, holder: CallHolder) -> Provider:
-        """Return the provider for one call, which finds the conversations of its session only."""
-        return ProviderOfCall(partial(self.answer_call, holder))
-
     async def answer(
-        self, request: InvokeRequest, *, timeout_seconds: float, on_text: OnText | None = None
+        self,
+        request: InvokeRequest,
+        *,
+        timeout_seconds: float,
+        on_text: OnText | None = None,
+        holder: CallHolder | None = None,
     ) -> ProviderAnswer:
-        """Answer like `answer_call`, of no session."""
-        return await self.answer_call(None, request, timeout_seconds, on_text)
+        """Have one turn with a program and return its answer, within ``timeout_seconds``. Raises `ProviderFailure`.
 
-    async def answer_call(
-        self, holder: CallHolder | None, request: InvokeRequest, timeout_seconds: float, on_text: OnText | None
-    ) -> ProviderAnswer:
-        """Have one turn with a program and return its answer, within ``timeout_seconds``. Raises `ProviderFailure`."""
+        It finds the conversations of the holder's session only.
+        """
         ignored = ignored_settings(request.settings, f"{self._name}, a program,")
         turn = request.turn
         conversation_id = secrets.token_hex(8) if turn is None else turn.conversation_id

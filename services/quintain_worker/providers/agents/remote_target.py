@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+from quintain import errors
 from quintain.bus.base import Bus
 from quintain.config.targets import TargetTarget
 from quintain.contracts.agents import AgentStep, StepsCut
@@ -20,18 +21,6 @@ from quintain.contracts.hosting import QueryTarget, SetConfig
 from quintain.contracts.invoke import InvokeRequest
 from quintain.contracts.remote_target import TargetDescriptor
 from quintain.contracts.values import replace_surrogates
-from quintain.errors import (
-    BusError,
-    ConfigError,
-    Fault,
-    HostLost,
-    LeaseRequestNotDelivered,
-    NoAnswer,
-    Overloaded,
-    ProviderFailed,
-    RemoteTargetError,
-    TimedOut,
-)
 from quintain.remote.child_session import check_takes_session
 from quintain.remote.connection_thread import InlineExecutor
 from quintain.remote.lease import RemoteLease, TargetTimeouts, acquire_lease, describe_host
@@ -50,11 +39,9 @@ from quintain_worker.providers.provider import (
     CallHolder,
     HostedProvider,
     OnText,
-    Provider,
     ProviderAnswer,
     ProviderContext,
     ProviderFailure,
-    ProviderOfCall,
     steps_before_failure,
 )
 
@@ -67,7 +54,7 @@ LEASE_SECONDS = 30.0
 def remote_target_provider(name: str, target: TargetTarget, context: ProviderContext) -> RemoteTargetProvider:
     """Create the remote-target provider. Raises `ConfigError` where there is no bus to reach a host."""
     if context.bus is None:
-        raise ConfigError(f"targets.{name}: provider target needs a broker to reach its hosts")
+        raise errors.ConfigError(f"targets.{name}: provider target needs a broker to reach its hosts")
     return RemoteTargetProvider(name, target, context.bus, context.timings)
 
 
@@ -93,28 +80,21 @@ class RemoteTargetProvider(HostedProvider):
         await self._ask_hosts()
         self._watch = asyncio.create_task(self._ask_hosts_periodically(), name=f"hosts of {self._host}")
 
-    def for_call(self, holder: CallHolder) -> Provider:
-        """Return the provider for one call.
-
-        With ``child_session`` configured, the target's agent gets a child of the call's session; otherwise it is this
-        provider.
-        """
-        if (terms := self._target.child_session) is None:
-            return self
-        # Every try opens a child session of its own, which ends with it.
-        agent_session = AgentSession(self._name, terms, self._rpc_client, holder)
-        return ProviderOfCall(lambda request, seconds, _: self._answer_in_session(agent_session, request, seconds))
-
     async def answer(
-        self, request: InvokeRequest, *, timeout_seconds: float, on_text: OnText | None = None
+        self,
+        request: InvokeRequest,
+        *,
+        timeout_seconds: float,
+        on_text: OnText | None = None,
+        holder: CallHolder | None = None,
     ) -> ProviderAnswer:
-        """Run a leased instance once and return its answer, within ``timeout_seconds``. Raises `ProviderFailure`."""
-        return await self._answer_in_session(None, request, timeout_seconds)
+        """Run a leased instance once and return its answer, within ``timeout_seconds``. Raises `ProviderFailure`.
 
-    async def _answer_in_session(
-        self, agent_session: AgentSession | None, request: InvokeRequest, timeout_seconds: float
-    ) -> ProviderAnswer:
-        """Answer like `answer`; an ``agent_session`` that is not None is opened for the agent and closed at the end."""
+        With ``child_session`` configured, the target's agent gets a child of the holder's session for this try.
+        """
+        terms, agent_session = self._target.child_session, None
+        if terms is not None and holder is not None:
+            agent_session = AgentSession(self._name, terms, self._rpc_client, holder)
         ignored = ignored_settings(request.settings, f"{self._name}, a hosted target,")
         question = self._question(request)
         ends_at = asyncio.get_running_loop().time() + timeout_seconds
@@ -144,7 +124,7 @@ class RemoteTargetProvider(HostedProvider):
                     idle = self._target.idle_seconds
                     silence = "" if idle is None else f", or sent nothing for {idle:g} s"
                     late = f"{self._name}: the target did not end its run within {timeout_seconds:g} s{silence}"
-                    raise ProviderFailure(TimedOut(late), call.billing) from None
+                    raise ProviderFailure(errors.TimedOut(late), call.billing) from None
 
     async def close(self) -> None:
         """Stop asking the hosts, and close the RPC client."""
@@ -160,8 +140,8 @@ class RemoteTargetProvider(HostedProvider):
     def _check_takes_session(self, descriptor: TargetDescriptor) -> None:
         try:
             check_takes_session(self._name, (spec.name for spec in descriptor.config_specs))
-        except ConfigError as error:
-            raise ProviderFailure(ProviderFailed(error.message, charged=False), Billing.UNBILLED) from None
+        except errors.ConfigError as error:
+            raise ProviderFailure(errors.ProviderFailed(error.message, charged=False), Billing.UNBILLED) from None
 
     async def _ask_hosts_periodically(self) -> None:
         while True:
@@ -170,7 +150,7 @@ class RemoteTargetProvider(HostedProvider):
 
     async def _ask_hosts(self) -> None:
         seconds = self._timings.host_heartbeat_seconds
-        with contextlib.suppress(NoAnswer, BusError, Fault):
+        with contextlib.suppress(errors.NoAnswer, errors.BusError, errors.Fault):
             self._note_fingerprint(await describe_host(self._rpc_client, self._host, timeout_seconds=seconds))
 
     def _note_fingerprint(self, fingerprint: str | None) -> None:
@@ -185,14 +165,14 @@ class RemoteTargetProvider(HostedProvider):
             await self._rpc_client.start()
             async with asyncio.timeout(timeouts.boot_seconds):
                 lease = await acquire_lease(self._bus, self._rpc_client, host, timeouts=timeouts, timings=self._timings)
-        except NoAnswer as no_answer:
-            raise ProviderFailure(Overloaded(no_answer.message), Billing.UNBILLED, retryable=True) from None
-        except BusError as error:
-            failure = ProviderFailed(f"{self._name}: {error.message}", charged=False)
+        except errors.NoAnswer as no_answer:
+            raise ProviderFailure(errors.Overloaded(no_answer.message), Billing.UNBILLED, retryable=True) from None
+        except errors.BusError as error:
+            failure = errors.ProviderFailed(f"{self._name}: {error.message}", charged=False)
             raise ProviderFailure(failure, Billing.UNBILLED, retryable=True) from None
         except Exception as error:
             # Any exception of the target's factory; its message may hold secrets and is not quoted.
-            failure = ProviderFailed(
+            failure = errors.ProviderFailed(
                 f"{self._name}: {host} could not be created: {class_name_of(error)}", charged=False
             )
             raise ProviderFailure(failure, Billing.UNBILLED) from error
@@ -225,20 +205,20 @@ class _LeasedCall:
         """Configure the instance, run it, and return the answer. Raises `ProviderFailure`."""
         try:
             return await self._run(question, config)
-        except HostLost as host_lost:
+        except errors.HostLost as host_lost:
             charged = self.billing is not Billing.UNBILLED
-            failure = ProviderFailed(f"{self._name}: {host_lost.message}", charged=charged)
+            failure = errors.ProviderFailed(f"{self._name}: {host_lost.message}", charged=charged)
             # A target that ran may have had side effects: it is not run again.
             raise ProviderFailure(failure, self.billing, retryable=not charged) from None
         except ProviderFailure:
             raise
-        except Fault as fault:
+        except errors.Fault as fault:
             raise ProviderFailure(fault, self.billing) from None
         except Exception as error:
             # Any exception of the target is its failure; its message may hold secrets and is not quoted.
             phase = "running" if self.billing is not Billing.UNBILLED else "being configured"
             charged = self.billing is not Billing.UNBILLED
-            failure = ProviderFailed(
+            failure = errors.ProviderFailed(
                 f"{self._name}: the target raised {class_name_of(error)} while {phase}", charged=charged
             )
             raise ProviderFailure(failure, Billing.BILLED if charged else Billing.UNBILLED) from error
@@ -258,7 +238,7 @@ class _LeasedCall:
         self.billing = Billing.UNKNOWN
         try:
             await run.run()
-        except LeaseRequestNotDelivered:
+        except errors.LeaseRequestNotDelivered:
             self.billing = Billing.UNBILLED
             raise
         if self._target.query is None:
@@ -266,7 +246,7 @@ class _LeasedCall:
         else:
             text = (await self._lease.call(QueryTarget(name=self._target.query))).value
         if text is None:
-            failure = ProviderFailed(
+            failure = errors.ProviderFailed(
                 f"{self._name}: the target ran and emitted nothing: configure a query that returns the answer",
                 charged=True,
             )
@@ -285,7 +265,7 @@ MAX_CLASS_NAME_LENGTH = 80
 
 def class_name_of(error: Exception) -> str:
     """Return the class name of a target's exception, as its host reported it, without the message."""
-    if isinstance(error, RemoteTargetError):
+    if isinstance(error, errors.RemoteTargetError):
         class_name = error.message.partition(":")[0]
         return class_name if class_name.isidentifier() and len(class_name) <= MAX_CLASS_NAME_LENGTH else "an exception"
     return type(error).__name__
