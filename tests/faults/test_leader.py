@@ -26,7 +26,7 @@ LEADS, STANDS_BY = "This metadata service leads the ledger", "could not keep the
 @pytest.fixture
 def load() -> Load:
     """Calls that go on, whose answers take no long time in a queue."""
-    return Load(limit=32, in_flight=64, seconds=30 if is_long() else 5, rate=100 if is_long() else 40)
+    return Load(limit=32, in_flight=64, seconds=30 if is_long() else 5, rate=100 if is_long() else 15)
 
 
 @pytest.fixture

@@ -1,8 +1,7 @@
 """Load at 70 % of the fleet's capacity for a long time, with a random kill every 20 s and with none: no call is lost,
 and what was never killed has no more memory, descriptors, queues and channels at the end.
 
-``QUINTAIN_TEST_SOAK_MINUTES`` is the length of each of the two. The figures are also written to
-``benchmarks/results/soak.json``.
+``QUINTAIN_TEST_SOAK_MINUTES`` is the length of each of the two.
 """
 
 from __future__ import annotations
@@ -29,8 +28,6 @@ from support.process_fleet import Process, ProcessFleet
 from support.servers.rabbitmq_admin import BrokerAdmin
 
 SOAK_SECONDS = 60 * float(environment().get("QUINTAIN_TEST_SOAK_MINUTES") or 30)
-
-RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "soak.json"
 
 #: The share of the measured capacity that is sent, how often a process is killed, and how often memory is read.
 SHARE, KILL_SECONDS, SAMPLE_SECONDS = 0.7, 20.0, 10.0
@@ -94,48 +91,13 @@ def resident_kib(pid: int) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:"))
 
 
-def markdown(reports: list[SoakReport]) -> Iterator[str]:
-    """A table with a column for each soak."""
-    cells: dict[str, list[object]] = {}
-
-    def add(name: str, value: object) -> None:
-        cells.setdefault(name, []).append(value)
-
-    for report in reports:
-        before, after, ending = report.before, report.after, report.ending
-        if before is None or after is None or ending is None:
-            continue
-        add("minutes", f"{report.minutes:g}")
-        add("kills", report.kills)
-        add("capacity, and what was sent, calls/s", f"{report.capacity:.0f}, {report.rate:.0f}")
-        for name in ("calls", "answers", "attempts", "provider", "in_doubt", "lost", "overspent", "false_words"):
-            add(name, getattr(ending, name))
-        add("longest, s", f"{ending.longest_s:.1f}")
-        add("p99, s", f"{ending.p99_s:.2f}")
-        for process, samples in report.memory_kib.items():
-            settled = samples[min(int(SETTLED_SECONDS / SAMPLE_SECONDS), len(samples) - 1)]
-            add(
-                f"{process}: memory after {SETTLED_SECONDS / 60:g} min → end, MiB",
-                f"{settled >> 10} → {samples[-1] >> 10}",
-            )
-            add(f"{process}: descriptors", f"{before.descriptors[process]} → {after.descriptors[process]}")
-            add(f"{process}: threads", f"{before.threads[process]} → {after.threads[process]}")
-        for name in ("queues", "channels", "connections", "client_tasks"):
-            add(name, f"{getattr(before, name)} → {getattr(after, name)}")
-    columns = max(map(len, cells.values()), default=0)
-    yield "| | " + " | ".join(["random kills", "no kills"][:columns]) + " |"
-    yield "| --- |" + " --- |" * columns
-    yield from (f"| {name} | " + " | ".join(map(str, values)) + " |" for name, values in cells.items())
-
-
 @pytest.fixture(scope="module")
 def reports(request: pytest.FixtureRequest) -> Iterator[list[SoakReport]]:
-    """The reports of both soaks; they are printed and written at the end."""
+    """The reports of both soaks; they are printed at the end."""
     reports: list[SoakReport] = []
     yield reports
-    request.config.pluginmanager.getplugin("quintain-summary").add("soak", *markdown(reports))
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps([dataclasses.asdict(report) for report in reports], indent=1) + "\n")
+    lines = (json.dumps(dataclasses.asdict(report)) for report in reports)
+    request.config.pluginmanager.getplugin("quintain-summary").add("soak", *lines)
 
 
 @dataclass

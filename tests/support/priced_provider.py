@@ -1,6 +1,5 @@
 """A model provider on a loopback socket that keeps its own bill, in picodollars, and fails in each way that costs.
 
-`python -m support.priced_provider PORT '{"failing": 0.2}'` serves it as a process; `GET /bill` tells the bill.
 Its prices are `PRICE`; a request is billed when it is received, whether its answer arrives or not.
 """
 
@@ -11,7 +10,6 @@ import contextlib
 import hashlib
 import json
 import random
-import sys
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -87,11 +85,7 @@ class PricedProvider:
         app = web.Application(client_max_size=2**24)
         app.router.add_post("/v1/chat/completions", self.complete)
         app.router.add_post("/v1/messages", self.answer_message)
-        app.router.add_get("/bill", self.tell)
         return app
-
-    async def tell(self, _: web.Request) -> web.Response:
-        return web.json_response({"picodollars": self.bill, "requests": self.requests})
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
@@ -215,13 +209,3 @@ async def serving(provider: PricedProvider, port: int = 0) -> AsyncIterator[str]
         yield f"http://127.0.0.1:{runner.addresses[0][1]}"
     finally:
         await runner.cleanup()
-
-
-async def serve(port: int, provider: PricedProvider) -> None:
-    async with serving(provider, port):
-        print("ready", flush=True)
-        await asyncio.Event().wait()
-
-
-if __name__ == "__main__":
-    asyncio.run(serve(int(sys.argv[1]), PricedProvider(**json.loads(sys.argv[2]))))
