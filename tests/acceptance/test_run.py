@@ -58,7 +58,7 @@ def test_the_pages_show_this_very_output(undisturbed: tuple[CommandResult, Path]
         return block.splitlines()
 
     printed = [line.rstrip() for line in undisturbed[0].stdout.splitlines()]
-    assert shown("docs/run.md") == printed
+    assert shown("docs/evaluation.md") == printed
     # The README has the first table and the last line.
     *table, last = shown("README.md")
     assert (table, last) == (printed[: printed.index("by grader")], printed[-1])

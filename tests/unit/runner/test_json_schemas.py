@@ -47,7 +47,7 @@ def test_every_example_is_what_the_schema_allows_and_its_files_fit_together(path
     assert all(allows(CONFIG, file.read_text()) for file in configurations)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/run.md", "docs/evaluation.md", "docs/graders.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/evaluation.md", "docs/graders.md"])
 def test_what_a_page_shows_is_what_the_schema_allows(page: str) -> None:
     shown = blocks(page, "graders")
     assert shown
