@@ -45,9 +45,15 @@ def _add_test(
     """Add a test. ``shared`` and ``before``: the assertions and the input's messages of all tests."""
     carried.leave_out_unknown(test, at, _KNOWN_OF_TEST)
     asked = test.get("input", test.get("input_messages"))
-    expected = _text(carried, test.get("expected_output", test.get("expected_messages")), at.under("expected_output"))
+    wanted, place = test.get("expected_output", test.get("expected_messages")), at.under("expected_output")
+    expected = _text(carried, wanted, place)
+    outputs = wanted if isinstance(wanted, list) else []
+    for number, message in enumerate(map(mapping, outputs), start=1):
+        carried.leave_out_unknown(message, place.under(number - 1), ("role", "content"))
+        if number < len(outputs):
+            carried.leave_out(place.under(number - 1), "a message before the last one")
     if expected is None and {"expected_output", "expected_messages"} & test.keys():
-        carried.leave_out(at.under("expected_output"), "an expected output that is no text")
+        carried.leave_out(place, "an expected output that is no text")
     criteria = test.get("criteria", test.get("expected_outcome"))
     messages = _messages(carried, asked, at.under("input"))
     if messages is None or before is None:

@@ -254,7 +254,10 @@ def _set(carried: CarriedEvaluation, value: JsonDict, at: At, test: Judged) -> J
 def _judges(carried: CarriedEvaluation, kind: str, value: JsonDict, at: At, test: Judged) -> list[JsonDict]:
     """The judges of an assertion, one for each criterion that it lists."""
     keys = ("value", "prompt", "criteria", "rubrics") if carried.is_agentv else ("value",)
-    asked = next((value[key] for key in keys if value.get(key) is not None), test.criteria)
+    given = {key: value[key] for key in keys if value.get(key) is not None}
+    asked = next(iter(given.values()), test.criteria)
+    for key in list(given)[1:]:
+        carried.leave_out(at.under(key), f"criteria beside its {next(iter(given))}")
     provider = value.get("provider") or test.provider
     provider = mapping(provider).get("text", provider)
     provider = value.get("target", provider) if carried.is_agentv else provider

@@ -172,7 +172,8 @@ def parse_json(data: bytes) -> object:
 
 def _decode(data: bytes) -> str:
     try:
-        return data.decode()
+        # A byte order mark before it is no part of the text (RFC 8259, 8.1).
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise BadRequest("The body is not JSON in UTF-8") from None
 

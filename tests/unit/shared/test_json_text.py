@@ -50,7 +50,7 @@ def test_an_inner_object_keeps_the_texts_of_its_members_too() -> None:
     [
         *(b"", b" ", b"[]", b"5", b'"text"', b"null", b"{", b'{"a"', b'{"a":', b'{"a":1', b'{"a":1,', b'{"a":1,}'),
         *(b'{"a" 1}', b'{"a":1 "b":2}', b"{a:1}", b"{'a':1}", b'{"a":1}}', b'{"a":1} x', b'{"a":tru}', b'{"a":01}'),
-        *(b'{"a":"\n"}', b'{"a":"\\x"}', b'\xef\xbb\xbf{"a":1}', '{"a":1}'.encode("utf-16")),
+        *(b'{"a":"\n"}', b'{"a":"\\x"}', '{"a":1}'.encode("utf-16")),
         *('{"a":"é"}'.encode("latin-1"), b'{"a":"\xed\xa0\x80"}', b'{"a":"\\ud83d"}', b'{"a":NaN}'),
         *(b'{"a":[Infinity]}', b'{"a":{"b":-Infinity}}', b'{"a":1e999}', b'{"a":' + b"9" * 5_000 + b"}"),
         b'{"a":[' + b"9" * 5_000 + b"]}",
