@@ -28,24 +28,26 @@ from support.shared_key import (
     CONFIG,
     LIMIT,
     SERVICE_SECONDS,
+    Shares,
     Waits,
     call_many,
     measure_waits,
     open_session,
     publish_plainly,
+    start_run,
     wait_until_moved,
 )
 
 pytestmark = [pytest.mark.very_long, pytest.mark.timeout(1500)]
 
-#: With a judge ten minutes at 60 a minute; and how many an outage hits.
-CASES, OUTAGE_CASES = 300, 500
+#: With a judge ten minutes at 60 a minute; how many an outage hits, and how many each of four runs has.
+CASES, OUTAGE_CASES, RUN_CASES = 300, 500, 200
 
 #: How long each call of a slow provider takes.
 LONG_SECONDS = 15.0
 
-#: How many calls one session has beside another one's twenty.
-MANY = 5_000
+#: How many calls one session has beside another one's twenty; the weights of four runs.
+MANY, WEIGHTS = 5_000, (10, 20, 30, 40)
 
 #: How many calls of one plain client are in the backlog beside another one's twenty.
 BACKLOG_CALLS = 50_000
@@ -82,7 +84,7 @@ FORMS = {
     "tokens, configured": Form(TOKENS, quota="{tokens_per_minute: 45000}", lengths=LENGTHS, most_refused=0.01),
 }
 
-Record = Callable[[str, LimitFigures | Waits | list[float]], None]
+Record = Callable[[str, LimitFigures | Waits | Shares | list[float]], None]
 
 
 @pytest.fixture
@@ -214,6 +216,37 @@ async def test_twenty_calls_do_not_wait_for_fifty_thousand_in_the_backlog(broker
 
 
 @pytest.mark.xdist_group("fleets")
+async def test_four_runs_share_a_key_by_their_weights(broker_url: str, record: Record) -> None:
+    async with fleet_on_one_key(broker_url, replace(SIXTY, per_minute=600, burst=10)) as (fleet, provider):
+        runs = [await asyncio.to_thread(start_run, fleet, f"run{weight}", RUN_CASES, weight) for weight in WEIGHTS]
+        for run in runs:
+            code = await asyncio.to_thread(run.wait, seconds=300)
+            assert code == 0, run.read_output()
+    shares = Shares.of(provider.answered_words, {f"run{weight}": weight for weight in WEIGHTS}, per_minute=600)
+    record("four runs", shares)
+    assert shares.answered == 4 * RUN_CASES
+    assert shares.part_of_the_time <= 1.15
+    assert shares.worst <= 0.1
+
+
+@pytest.mark.xdist_group("fleets")
+async def test_a_limit_in_flight_that_nobody_names_is_found_and_followed(broker_url: str, record: Record) -> None:
+    settings = ProviderSettings(kind="none", in_flight=40, seconds=SERVICE_SECONDS)
+    async with fleet_on_one_key(broker_url, settings) as (fleet, provider):
+        session = await asyncio.to_thread(open_session, fleet, 10 * MANY)
+        calling = asyncio.get_running_loop().create_task(call_many(broker_url, session.token, 10 * MANY, in_flight=256))
+        parts = list[float]()
+        for limit, seconds in ((40, 60), (10, 180), (80, 180)):
+            provider.settings = replace(provider.settings, in_flight=limit)
+            await asyncio.sleep(seconds)
+            parts.append(await mean_in_flight(provider, 30) / limit)
+        record("in flight 40, 10, 80: mean", parts)
+        calling.cancel()
+        await asyncio.wait([calling])
+    assert all(0.75 <= part <= 1.25 for part in parts), parts
+
+
+@pytest.mark.xdist_group("fleets")
 async def test_thousands_of_long_calls_are_in_flight_at_a_provider_that_refuses_none(
     broker_url: str, record: Record
 ) -> None:
@@ -233,3 +266,12 @@ async def test_thousands_of_long_calls_are_in_flight_at_a_provider_that_refuses_
     assert provider.answered.total() == calls
     # Without growth by calls that were not refused it stays at 256; how many seconds that takes is the machine's.
     assert most >= calls / 4
+
+
+async def mean_in_flight(provider: LimitedProvider, seconds: float) -> float:
+    """How many requests the provider works on, in the mean of so many seconds."""
+    seen = list[int]()
+    for _ in range(int(10 * seconds)):
+        await asyncio.sleep(0.1)
+        seen.append(provider.in_flight)
+    return sum(seen) / len(seen)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import pika
 
 from quintain.client.client import connect
 from quintain.contracts.session import SessionOpened
-from support.process_fleet import ProcessFleet
+from support.process_fleet import Process, ProcessFleet
 
 CONFIG = """
 targets:
@@ -97,3 +99,45 @@ async def measure_waits(broker_url: str, token: str, count: int, service_seconds
             return time.monotonic() - began - service_seconds
 
         return Waits(sorted(await asyncio.gather(*(one(number) for number in range(count)))))
+
+
+EVALUATION = """
+dataset: {name}.jsonl
+targets: [small]
+graders: [{{name: same, builtin: regex, pattern: Paris}}]
+"""
+
+
+def start_run(fleet: ProcessFleet, name: str, cases: int, weight: int) -> Process:
+    """Start a run of so many cases, whose questions begin with its name."""
+    rows = (json.dumps({"id": str(number), "question": f"{name} asks {number}"}) for number in range(cases))
+    (fleet.folder / f"{name}.jsonl").write_text("\n".join(rows))
+    (fleet.folder / f"{name}.yaml").write_text(EVALUATION.format(name=name))
+    return fleet.start("run", f"{name}.yaml", "--weight", str(weight))
+
+
+@dataclass(frozen=True)
+class Shares:
+    """How runs shared a key: the time they took by that of the limit, and how far the worst is off its weight's share
+    while all of them run.
+    """
+
+    answered: int
+    part_of_the_time: float
+    worst: float
+
+    @classmethod
+    def of(cls, answers: Sequence[tuple[float, str]], weights: Mapping[str, int], *, per_minute: float) -> Self:
+        """Measure them by the times of the answers to each."""
+        times = {name: [at for at, word in answers if word == name] for name in weights}
+        begin, end = max(min(each) for each in times.values()), min(max(each) for each in times.values())
+        counts = {name: sum(begin <= at <= end for at in each) for name, each in times.items()}
+        parts = [
+            counts[name] / sum(counts.values()) / (weight / sum(weights.values())) for name, weight in weights.items()
+        ]
+        seconds = max(at for at, _ in answers) - min(at for at, _ in answers)
+        allowed = len(answers) / per_minute * 60
+        return cls(len(answers), seconds / allowed, max(abs(part - 1) for part in parts))
+
+    def __str__(self) -> str:
+        return f"{self.answered} answers in {self.part_of_the_time:.2f} of the time, a share is off by {self.worst:.2f}"
