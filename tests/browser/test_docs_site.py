@@ -58,12 +58,12 @@ def test_axe_finds_nothing_serious_in_either_scheme(browser: Browser, origin: st
 
 def test_the_scheme_follows_the_system_until_the_reader_chooses_one(browser: Browser, origin: str) -> None:
     with browser.new_context(color_scheme="dark") as context:
-        page = ViewPage(origin, context.new_page()).go("view.html")
+        page = ViewPage(origin, context.new_page()).go("results.html")
         page.emulate_media(color_scheme="light")
         page.locator("body[data-md-color-scheme=default]").wait_for()
         page.get_by_title("Switch to light mode").click()
         page.emulate_media(color_scheme="dark")
-        page.goto(f"{origin}run.html")
+        page.goto(f"{origin}evaluation.html")
         page.locator("body[data-md-color-scheme=default]").wait_for()
 
 
