@@ -83,6 +83,8 @@ RUN_BY = {
     "quintain compare": "tests/acceptance/test_run.py",
     "quintain schema eval": "tests/acceptance/test_check.py",
     "quintain schema config": "tests/acceptance/test_check.py",
+    "quintain record export": "tests/acceptance/test_answer_cache.py",
+    "quintain record import": "tests/acceptance/test_answer_cache.py",
     "quintain cache list": "tests/acceptance/test_answer_cache.py",
     "quintain cache prune": "tests/acceptance/test_answer_cache.py",
     "quintain cache clear": "tests/acceptance/test_answer_cache.py",

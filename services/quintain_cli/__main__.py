@@ -34,6 +34,8 @@ COMMANDS: CommandTable = {
     "cache list": "cache:list_answers",
     "cache prune": "cache:prune",
     "cache clear": "cache:clear",
+    "record export": "record:export_lines",
+    "record import": "record:import_lines",
     "up": "up:up",
     "invoke": "session:invoke",
     "info": "session:info",
@@ -69,6 +71,7 @@ COMMANDS: CommandTable = {
 }
 
 GROUPS = {
+    "record": "Write the recording of a run as lines of JSON, or make one of them.",
     "cache": "Show what the cache of answers has, and delete from it.",
     "target": "Pause and resume targets for all workers. Needs QUINTAIN_BROKER_URL and QUINTAIN_ADMIN_TOKEN; "
     "`quintain status` shows pauses.",

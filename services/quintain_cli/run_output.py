@@ -139,7 +139,7 @@ def _print_settings(run: RunSettings, location: str) -> None:
     print_stderr(f"results  {options.folder}")
     for warning in run.warnings:
         print_stderr(escape_for_terminal(f"warning  {warning}"))
-    if programs := unconfined_programs(evaluation):
+    if run.sessionless is None and (programs := unconfined_programs(evaluation)):
         print_stderr(
             escape_for_terminal(f"rights   {', '.join(programs)}: with your rights; run_as or sandbox limits them")
         )

@@ -18,7 +18,7 @@ import inspect
 import json
 import os
 import shutil
-from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -33,8 +33,10 @@ from quintain.contracts.money import MAX_COST_USD, MaxCostUsd
 from quintain.errors import ConfigError, QuintainError
 from quintain.graders import Case, Grader
 from quintain.settings import environment, read_settings
-from quintain_runner.engine.backend import connect_backend
+from quintain_runner.engine.backend import Backend, connect_backend
 from quintain_runner.engine.cost_limit import configured_costs, cost_problems, has_cost_limit
+from quintain_runner.engine.recording import open_recording
+from quintain_runner.engine.replay import open_replay
 from quintain_runner.engine.run import RunListener, run_evaluation
 from quintain_runner.engine.run_settings import RunOptions, RunSettings, inspect_evaluation
 from quintain_runner.engine.session import RunSessions, local_ledger_url, write_calls
@@ -259,11 +261,14 @@ async def execute_run(options: RunOptions, listener: RunListener | None = None) 
     listener.before_files()
     if not options.path.is_file():
         raise ConfigError(f"{options.path}: there is no such file; `quintain init` writes one to start from")
-    # The earlier results are renamed first, because the dataset's command stores its output in the folder.
-    with _set_aside(options.folder, listener) if options.is_fresh else contextlib.nullcontext():
-        run = await checked_run(options)
-    _check_case_ids(run)
-    return await execute_checked(run, listener)
+    with contextlib.ExitStack() as stack:
+        if options.replay is not None:
+            options = replace(options, recording=stack.enter_context(open_recording(options.replay)))
+        # The earlier results are renamed first, because the dataset's command stores its output in the folder.
+        with _set_aside(options.folder, listener) if options.is_fresh else contextlib.nullcontext():
+            run = await checked_run(options)
+        _check_case_ids(run)
+        return await execute_checked(run, listener)
 
 
 async def checked_run(options: RunOptions) -> RunSettings:
@@ -279,12 +284,9 @@ async def execute_checked(run: RunSettings, listener: RunListener | None = None)
     options, listener = run.options, listener or RunListener()
     ledger_url = local_ledger_url(run)
     with exclusive_lock(options.folder, options.folder / ".lock"):
-        async with (
-            connect_backend(run, ledger_url=ledger_url, exclusive_path=str(options.folder.absolute())) as backend,
-            RunSessions(run, backend, listener.on_new_session) as sessions,
-        ):
+        async with _open_services(run, ledger_url, listener) as (backend, sessions):
             listener.on_checked(run, backend.location)
-            if run.is_on_fleet and options.waits:
+            if run.is_on_fleet and options.waits and options.recording is None:
                 await _wait_for_first_worker(sessions.client, run, listener)
             summary = await run_evaluation(run, backend, sessions, listener)
             if not run.is_on_fleet:
@@ -298,6 +300,23 @@ async def execute_checked(run: RunSettings, listener: RunListener | None = None)
         report = await asyncio.to_thread(read_report, options.folder, summary)
         await asyncio.to_thread(listener.on_end, report)
         return report
+
+
+@contextlib.asynccontextmanager
+async def _open_services(
+    run: RunSettings, ledger_url: str, listener: RunListener
+) -> AsyncIterator[tuple[Backend, RunSessions]]:
+    """Connect a run to its services, and open its session; to neither where it is replayed."""
+    if (recording := run.options.recording) is not None:
+        async with open_replay(run, recording) as replayed:
+            yield replayed
+        return
+    folder = str(run.options.folder.absolute())
+    async with (
+        connect_backend(run, ledger_url=ledger_url, exclusive_path=folder) as backend,
+        RunSessions(run, backend, listener.on_new_session) as sessions,
+    ):
+        yield backend, sessions
 
 
 async def _wait_for_first_worker(client: Client, run: RunSettings, listener: RunListener) -> None:

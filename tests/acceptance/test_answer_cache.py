@@ -96,3 +96,52 @@ def test_a_second_run_takes_all_answers_from_the_cache_and_asks_nobody(shell: Co
     assert said.count("goes on without the cache") == 1
     shell.run("run", "eval.yaml", "--output", "five", "--cache", "off", "--limit", "1", env=env)
     assert len(server.requests) == 3 * 5 * 3 + 2 * 5 * 2
+
+
+GRADERS = """
+import quintain
+
+@quintain.grader
+def polite(output):
+    return len(output) / 20
+"""
+
+
+def tables(stdout: str) -> list[str]:
+    """What a run printed, without the last line, which names its folder."""
+    return stdout.splitlines()[:-1]
+
+
+def test_a_recording_gives_the_same_scores_and_tables_and_asks_nobody(shell: CommandLine, server: ModelServer) -> None:
+    write_files(
+        shell.folder,
+        cases=3,
+        quintain_yaml=CONFIG.format(url=server.url),
+        eval_yaml=f'{EVALUATION}  - {{name: polite, function: "graders:polite"}}\n',
+        prompt_md="Is it so?",
+        graders_py=GRADERS,
+    )
+    first = shell.run("run", "eval.yaml", "--output", "one", "--cache", "off", env={"KEY": "k"})
+    asked = len(server.requests)
+    # Neither the key of the provider nor the function is there any more.
+    (shell.folder / "graders.py").unlink()
+    again = shell.run("run", "eval.yaml", "--output", "two", "--replay", "one")
+    assert len(server.requests) == asked
+    assert tables(again.stdout) == tables(first.stdout)
+    assert scores(shell, "two") == scores(shell, "one")
+    assert totals_of(shell.folder / "two") == totals_of(shell.folder / "one")
+    # What is not in it is an error of its row, with what differs.
+    cases = shell.folder / "cases.jsonl"
+    cases.write_text(cases.read_text().replace('"question": "q2"', '"question": "q4"'))
+    shell.run("run", "eval.yaml", "--output", "three", "--replay", "one", code=1)
+    errors = [row["error"] for row in rows_of(shell.folder / "three") if row["status"] == "error"]
+    assert len(errors) == 5
+    assert {error["code"] for error in errors} == {"not_recorded"}
+    assert all('question: "q2" is asked as "q4"' in error["error"] for error in errors)
+    # As text it says the same, on another machine.
+    shell.run("record", "export", "one", "--output", "recording.jsonl")
+    shell.run("record", "import", "recording.jsonl", "--output", "copy.sqlite3")
+    cases.write_text(cases.read_text().replace('"question": "q4"', '"question": "q2"'))
+    copied = shell.run("run", "eval.yaml", "--output", "four", "--replay", "copy.sqlite3")
+    assert tables(copied.stdout) == tables(first.stdout)
+    assert len(server.requests) == asked

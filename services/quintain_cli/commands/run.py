@@ -103,6 +103,13 @@ CacheOption = Annotated[
         help="Take answers that are at most so old, such as 30d, from this user's cache, or any from that of a file.",
     ),
 ]
+ReplayOption = Annotated[
+    Path | None,
+    typer.Option(help="Ask nobody: take every answer from a recording, which is the folder of a run or a file of it."),
+]
+NoWaitOption = Annotated[
+    bool, typer.Option("--no-wait", help="On a fleet, refuse to run if no worker has registered a target.")
+]
 RetryErrorsOption = Annotated[
     bool,
     typer.Option("--retry-errors/--keep-errors", help="On resume, call again for rows that failed, or keep them."),
@@ -128,12 +135,11 @@ def run(
     concurrency: ConcurrencyOption = DEFAULT_CONCURRENCY,
     graders: GradersOption = DEFAULT_GRADER_CONCURRENCY,
     cache: CacheOption = None,
+    replay: ReplayOption = None,
     keep_stale: KeepStaleOption = False,
     fresh: FreshOption = False,
     no_content: NoContentOption = False,
-    no_wait: Annotated[
-        bool, typer.Option("--no-wait", help="On a fleet, refuse to run if no worker has registered a target.")
-    ] = False,
+    no_wait: NoWaitOption = False,
     junit: JunitOption = None,
     markdown: MarkdownOption = None,
     csv: CsvOption = None,
@@ -164,6 +170,7 @@ def run(
         weight=weight,
         priority=priority,
         cache=cache,
+        replay=replay,
         command=shlex.join(["quintain", *sys.argv[1:]]),
         is_fresh=fresh,
         waits=not no_wait,

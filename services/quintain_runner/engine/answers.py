@@ -13,8 +13,9 @@ from typing import Final
 from quintain.contracts.api_request import ApiRequest
 from quintain.contracts.invoke import FaultReply, Result
 from quintain.errors import BadRequest, BudgetExhausted, Fault
+from quintain_runner.engine.recording import RUN_FACT, VERDICT_PREFIX, RecordedAnswers, RecordedRun
 from quintain_runner.engine.run_settings import RunSettings
-from quintain_runner.graders.answers import Answers, NumberedRequest
+from quintain_runner.graders.answers import Answers, NumberedRequest, NumberedVerdict
 from quintain_runner.plan.address import address_of
 from quintain_runner.results.answer_store import ANSWERS_FILE_NAME, AnswerStore, StoredAnswer, StoreUnusable
 from quintain_runner.results.cache_file import MAX_CACHE_BYTES, CacheSetting, open_cache
@@ -88,7 +89,8 @@ class RunAnswers(Answers):
     """Where a run looks for answers, and keeps them.
 
     ``fingerprints`` are those of the targets. The ``untold`` ones are not told which case they are asked about, and
-    only answers of ``cacheable`` ones come from the cache. ``warnings`` say why a store is not used.
+    only answers of ``cacheable`` ones come from the cache. ``warnings`` say why a
+    store is not used.
     """
 
     def __init__(
@@ -111,18 +113,61 @@ class RunAnswers(Answers):
         """Look for an answer in the cache; see `Answers.find`."""
         if self._cache is None or not self._may_be_cached(asked):
             return None
+        address = self._address(asked, self._fingerprints[asked.target])
+        if (found := self._find_cached(address, asked.times)) is None:
+            return None
+        try:
+            return Result.from_wire(found.reply).with_fields(cached=True)
+        except BadRequest:
+            return None
+
+    def find_verdict(self, asked: NumberedVerdict) -> tuple[bytes, bool] | None:
+        """Look for a verdict in the cache; see `Answers.find_verdict`."""
+        if not asked.is_cacheable or asked.fingerprint is None:
+            return None
+        found = self._find_cached(asked.address, asked.times)
+        return None if found is None else (found.reply, True)
+
+    def keep_verdict(self, asked: NumberedVerdict, verdict: bytes, *, is_whole: bool) -> None:
+        """Keep a verdict of a program in the run's own store, and one that others may use in the cache."""
+        stored = StoredAnswer(
+            address=asked.address,
+            asking=asked.times,
+            number=asked.number,
+            target=f"{VERDICT_PREFIX}{asked.grader}",
+            fingerprint=asked.fingerprint,
+            request=asked.content,
+            reply=verdict,
+            is_whole=is_whole,
+            answered_at=int(time.time()),
+        )
+        if self._own is not None:
+            self._unwritten.append(stored)
+        if self._cache is not None and is_whole and asked.is_cacheable and asked.fingerprint is not None:
+            self._cache.keep(stored)
+
+    def write_run(self, recorded: RecordedRun) -> None:
+        """Write what a replay needs to know of the run into its own store."""
+        if self._own is not None:
+            recorded = recorded.with_fields(untold=sorted(self._untold))
+            with contextlib.suppress(StoreUnusable):
+                self._own.write_fact(RUN_FACT, recorded.to_wire().decode())
+
+    def _find_cached(self, address: str, times: int) -> StoredAnswer | None:
+        if self._cache is None:
+            return None
         if self._cache.failure is not None:
             self._give_up_cache(self._cache.failure)
             return None
         try:
-            found = self._cache.find(self._address(asked, self._fingerprints[asked.target]), asked.times)
+            found = self._cache.find(address, times)
         except StoreUnusable as error:
             self._give_up_cache(error.message)
             return None
-        try:
-            return None if found is None else Result.from_wire(found.reply).with_fields(cached=True)
-        except BadRequest:
-            return None
+        if found is not None and self._own is not None:
+            # The run's own store has all that its rows are made of.
+            self._unwritten.append(found)
+        return found
 
     def keep(self, asked: NumberedRequest, outcome: Result | Fault, *, is_usable: bool) -> None:
         """Keep how a request ended in the run's own store, and a usable answer in the cache; see `Answers.keep`."""
@@ -182,13 +227,16 @@ class RunAnswers(Answers):
 
 
 @contextlib.contextmanager
-def open_answers(run: RunSettings, fingerprints: Mapping[str, str | None]) -> Iterator[RunAnswers]:
+def open_answers(run: RunSettings, fingerprints: Mapping[str, str | None]) -> Iterator[RunAnswers | RecordedAnswers]:
     """Open the stores of a run; of one that cannot be used there is a warning, and the run goes on without it.
 
     Which targets may be cached says the configuration; of others that are called it is not known.
     """
     options, keeps_content = run.options, run.options.keeps_content
     targets = {} if run.config is None else run.config.targets
+    if (recording := run.options.recording) is not None:
+        yield RecordedAnswers(recording, fingerprints)
+        return
     untold = frozenset(name for name, target in targets.items() if not target.is_told_case)
     cacheable = frozenset(name for name, target in targets.items() if target.is_cacheable)
     setting = CacheSetting.of(options.cache, run.evaluation.spec.cache, run.env)

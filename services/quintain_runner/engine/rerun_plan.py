@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from quintain.contracts.session import Info
@@ -37,6 +37,7 @@ from quintain_runner.report.run_file import RunFile
 from quintain_runner.results.counts import ANSWERED, CallsLeft, NeededCalls
 from quintain_runner.results.row import TARGET_CHANGED, Row, RowKey, RowStatus, column_name
 from quintain_runner.results.store import KeyHashSet, ResultFile, key_hash
+from quintain_runner.spec.graders import CommandGrader, FunctionGrader
 
 #: So many changed rows are written at once.
 _BATCH_ROWS = 500
@@ -58,9 +59,16 @@ async def run_fingerprints(
     known: dict[str, str | None] = {name: (info.target_fingerprints or {}).get(name) for name in names}
     target_models = run.models
     models = {one: target_models[name] for name, one in known.items() if one and name in target_models}
+    evaluation, recording = run.evaluation, run.options.recording
+    if recording is not None:
+        programs = {one.name: "" for one in evaluation.spec.graders if isinstance(one, CommandGrader | FunctionGrader)}
+        evaluation = replace(evaluation, unavailable_graders=programs)
+    of_graders = await grader_fingerprints(evaluation, graders, run.judge_targets, known, env)
+    if recording is not None:
+        of_graders = {name: {**own, **recording.run.graders.get(name, {})} for name, own in of_graders.items()}
     return RunFingerprints(
         targets=known,
-        graders=await grader_fingerprints(run.evaluation, graders, run.judge_targets, known, env),
+        graders=of_graders,
         unavailable_graders=frozenset(run.evaluation.unavailable_graders),
         pairwise_graders=frozenset(grader.name for grader in pairwise_graders(run.evaluation)),
         judge_targets=run.judge_targets,

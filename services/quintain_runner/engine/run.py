@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from quintain.contracts.invoke import JsonObject
 from quintain.contracts.money import to_dollars
 from quintain.contracts.session import Info
 from quintain.errors import BusError, ConfigError, Fault
@@ -26,6 +27,7 @@ from quintain_runner.engine.cost_gate import CostGate
 from quintain_runner.engine.cost_limit import cost_problems
 from quintain_runner.engine.judges import agents_of, settings_of
 from quintain_runner.engine.quota_watch import POLL_SECONDS, QuotaWatch
+from quintain_runner.engine.recording import RecordedAnswers, RecordedRun, recorded_session
 from quintain_runner.engine.requirements import check_turns
 from quintain_runner.engine.rerun_plan import Planner, RerunPlan, run_fingerprints, target_references
 from quintain_runner.engine.run_settings import RunSettings
@@ -96,7 +98,9 @@ async def run_evaluation(
     check_turns(run.dataset, run.targets, info.one_question_targets or ())
     async with (
         AsyncExitStack() as stack,
-        open_graders(evaluation, env, gateway_url=backend.gateway_url, output=options.folder) as graders,
+        open_graders(
+            evaluation, env, gateway_url=backend.gateway_url, output=options.folder, sessionless=run.sessionless
+        ) as graders,
         open_results(options.folder, keeps_content=options.keeps_content) as results,
     ):
         record = await asyncio.to_thread(_open_record, run)
@@ -153,7 +157,7 @@ class _Execution:
     comparisons: Comparisons
     results: ResultFile
     graders: tuple[GraderRunner, ...]
-    answers: RunAnswers
+    answers: RunAnswers | RecordedAnswers
     progress: ProgressDisplay
     progress_state: ProgressState
 
@@ -279,7 +283,7 @@ class _Execution:
             max_cost_usd=info.max_cost_usd or (None if info.cost is None else info.cost.left_usd or None),
             waits=quotas,
             agents=agents_of(run.config),
-            settings=settings_of(None if run.is_on_fleet else run.config, run.env),
+            settings=self._target_settings,
             build_own=build_own,
             answers=self.answers,
         )
@@ -288,6 +292,14 @@ class _Execution:
             is_scarce=may_lack_calls or info.parent_id is not None,
             most_calls=self.results.resume_state.most_grader_calls,
         )
+
+    @property
+    def _target_settings(self) -> Mapping[str, JsonObject]:
+        """The configured settings of the targets, as far as they are known; those of a recording are in it."""
+        run, recording = self.run, self.run.options.recording
+        if recording is not None:
+            return recording.run.settings
+        return settings_of(None if run.is_on_fleet else run.config, run.env)
 
     async def _with_findings(self, record: RunFile) -> RunFile:
         """The record with the statistics of the stored rows, the usage of this command's session, and the bill."""
@@ -300,6 +312,15 @@ class _Execution:
         info = None if session.session_id is None else await read_final_info(session.client)
         if info is not None and info.usage is not None:
             record = record.with_usage({info.session_id: info.usage})
+        if info is not None:
+            usage = [line for each in record.sessions for line in each.usage]
+            recorded = RecordedRun(
+                info=recorded_session(info, usage, session.calls_of_earlier_sessions),
+                settings=dict(self._target_settings),
+                graders={name: dict(own) for name, own in self.comparisons.fingerprints.graders.items()},
+                sessionless=sorted(self.run.evaluation.graders_without_session),
+            )
+            await asyncio.to_thread(self.answers.write_run, recorded)
         bill = None
         if record.sessions:
             earlier = session.calls_of_earlier_sessions

@@ -24,10 +24,11 @@ from quintain.programs.program import program_environment
 from quintain.settings import MEMORY_URL, Settings, environment
 from quintain_runner.engine.comparisons import comparing_problems, opponent_requirements
 from quintain_runner.engine.judges import judge_problems, judge_requirements, judge_targets_of, judge_warnings
+from quintain_runner.engine.recording import Recording
 from quintain_runner.engine.requirements import case_requirements, check_local_turns, fields_in_use, token_limits
 from quintain_runner.files import naming_file
 from quintain_runner.graders.base import judge_place, judge_references
-from quintain_runner.graders.factory import UnavailableGraders, graders_without_session, open_graders, unseen_files
+from quintain_runner.graders.factory import UnavailableGraders, unseen_files, with_built_graders
 from quintain_runner.graders.program import variable_warnings
 from quintain_runner.plan.changes import RerunPolicy
 from quintain_runner.plan.conversation import MAX_ATTEMPTS
@@ -35,7 +36,6 @@ from quintain_runner.plan.dataset import DatasetStats, open_dataset, read_cases
 from quintain_runner.plan.labeled_answers import read_labels
 from quintain_runner.plan.selection import feature_warnings
 from quintain_runner.plan.trials import TrialSelection, check_targets_available, choose_targets, estimate_dataset
-from quintain_runner.results.store import read_resume_state
 from quintain_runner.spec.evaluation import Evaluation, load_evaluation
 from quintain_worker.providers.factory import check_program, check_provider
 from quintain_worker.providers.provider import ProviderContext
@@ -70,8 +70,9 @@ class RunOptions:
     questions, answers and reasons. ``concurrency`` is the number of trials per target, and ``grader_concurrency`` the
     number of grader processes, that run at the same time. A target with a quota is parked after ``give_up_seconds``
     without an answer (see `QuotaWatch`); the run's share of quotas is by ``weight`` and ``priority``. ``is_fresh``
-    renames earlier rows. ``cache`` is an age, ``off`` or a file. ``max_cost_usd`` is a limit, or ``none`` for no limit
-    any more. A run ``waits`` for the first worker of a fleet. ``command`` is the command line, or ``resume_command``.
+    renames earlier rows. ``cache`` is an age, ``off`` or a file, and ``replay`` a recording, ``recording`` when it is
+    open. ``max_cost_usd`` is a limit, or ``none`` for no limit any more. A run ``waits`` for the first worker of a
+    fleet. ``command`` is the command line, or ``resume_command``.
     """
 
     path: Path
@@ -92,6 +93,8 @@ class RunOptions:
     max_cost_usd: float | NoLimit | None = None
     priority: Priority | None = None
     cache: str | None = None
+    replay: Path | None = None
+    recording: Recording | None = None
     regrades: bool = False
     keeps_content: bool = True
     is_fresh: bool = False
@@ -139,8 +142,13 @@ class RunSettings:
 
     @property
     def is_on_fleet(self) -> bool:
-        """Whether services elsewhere are used; otherwise all services run in this process."""
-        return is_on_fleet(self.settings)
+        """Whether services elsewhere are used, or a recording; otherwise all services run in this process."""
+        return is_on_fleet(self.settings) or self.options.recording is not None
+
+    @property
+    def sessionless(self) -> frozenset[str] | None:
+        """The programs and functions of a recording that make no calls; None where they are started."""
+        return None if self.options.recording is None else frozenset(self.options.recording.run.sessionless)
 
     @property
     def cases(self) -> int:
@@ -257,8 +265,13 @@ class Inspection:
 
     @property
     def is_on_fleet(self) -> bool:
-        """Whether services elsewhere are used."""
-        return is_on_fleet(self.settings)
+        """Whether the calls are not made here: services elsewhere are used, or a recording."""
+        return is_on_fleet(self.settings) or self.options.recording is not None
+
+    @property
+    def sessionless(self) -> frozenset[str] | None:
+        """The programs and functions of a recording that make no calls; None where they are started."""
+        return None if self.options.recording is None else frozenset(self.options.recording.run.sessionless)
 
     @property
     def judge_references(self) -> list[tuple[int, str]]:
@@ -297,9 +310,10 @@ async def inspect_evaluation(
             if found.config is not None or found.is_on_fleet:
                 found.targets = _choose_targets(found, found.evaluation)
         await _inspect_graders(found, found.evaluation, results_folder)
-        found.warnings += variable_warnings(found.evaluation, found.env, program_environment(found.env))
-        with found.collect_errors():
-            found.warnings += unseen_files(found.evaluation, found.env)
+        if found.sessionless is None:
+            found.warnings += variable_warnings(found.evaluation, found.env, program_environment(found.env))
+            with found.collect_errors():
+                found.warnings += unseen_files(found.evaluation, found.env)
     if resolved is not None:
         _inspect_providers(found, resolved)
     if found.evaluation is not None:
@@ -335,33 +349,17 @@ def _choose_targets(found: Inspection, evaluation: Evaluation) -> tuple[str, ...
 async def _inspect_graders(found: Inspection, evaluation: Evaluation, results_folder: Path | None) -> None:
     with found.collect_errors():
         try:
-            found.evaluation = await _with_built_graders(evaluation, found.env)
+            found.evaluation = await with_built_graders(evaluation, found.env, found.sessionless)
         except UnavailableGraders as error:
-            found.evaluation = await _with_built_graders(
+            found.evaluation = await with_built_graders(
                 replace(evaluation, unavailable_graders=error.reasons), found.env
             )
-            _check_kept(error, results_folder, keeps_stale=found.options.rerun_policy.keep_stale)
+            error.require_kept(results_folder, keeps_stale=found.options.rerun_policy.keep_stale)
     if found.targets and found.config is not None and not found.is_on_fleet:
         with found.collect_errors():
             named = ((judge_place(evaluation, index), to) for index, to in found.judge_references)
             check_targets_available(named, list(found.config.targets))
         found.problems += judge_problems(evaluation, found.targets, found.config.targets)
-
-
-async def _with_built_graders(evaluation: Evaluation, env: Mapping[str, str]) -> Evaluation:
-    """The evaluation, with what its graders said of themselves. Raises as `open_graders`."""
-    async with open_graders(evaluation, env) as graders:
-        return replace(evaluation, graders_without_session=graders_without_session(evaluation, graders))
-
-
-def _check_kept(error: UnavailableGraders, folder: Path | None, *, keeps_stale: bool) -> None:
-    """Raise the error, unless the results have verdicts of all these graders and stale rows are kept."""
-    graded = {} if folder is None else read_resume_state(folder).most_grader_calls
-    if not error.may_be_kept or any(name not in graded for name in error.reasons):
-        raise error
-    if not keeps_stale:
-        way_out = f"; {folder} has its verdicts: `quintain run --keep-stale` keeps them, marked as stale"
-        raise ConfigError("\n".join(f"{why}{way_out}" for why in error.reasons.values()))
 
 
 def _inspect_providers(found: Inspection, config: Config) -> None:

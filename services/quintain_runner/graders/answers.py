@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from quintain.contracts.api_request import ApiRequest
 from quintain.contracts.invoke import InvokeRequest, Result
 from quintain.errors import Fault
+from quintain_runner.plan.address import request_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,26 @@ class Saved:
     usd: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class NumberedVerdict:
+    """What a program or function is to give a verdict of: ``content`` is all that it is told, as JSON.
+
+    Others may use its verdict if it ``is_cacheable``; ``number`` and ``times`` are as of a request.
+    """
+
+    grader: str
+    fingerprint: str | None
+    content: bytes
+    number: str
+    times: int
+    is_cacheable: bool
+
+    @property
+    def address(self) -> str:
+        """The address of its verdict."""
+        return request_id("verdict", self.fingerprint, self.content.decode(), self.number)
+
+
 class Answers:
     """Where answers are looked up and kept; here nowhere."""
 
@@ -44,6 +65,17 @@ class Answers:
 
     def keep(self, asked: NumberedRequest, outcome: Result | Fault, *, is_usable: bool) -> None:
         """Keep how a call ended; an answer that is not usable is no other run's."""
+
+    def find_verdict(self, asked: NumberedVerdict) -> tuple[bytes, bool] | None:
+        """Return the verdict of a program, and whether it is another run's; None where it is to be run.
+
+        Raises a `Fault` in place of running it.
+        """
+        del asked
+        return None
+
+    def keep_verdict(self, asked: NumberedVerdict, verdict: bytes, *, is_whole: bool) -> None:
+        """Keep what a program said; a verdict that is not whole is no other run's."""
 
 
 class AnswerMissing(Exception):

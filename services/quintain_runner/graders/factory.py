@@ -37,10 +37,17 @@ from quintain_runner.graders.combined import CombinedGraderRunner
 from quintain_runner.graders.function_worker import FunctionDescription, FunctionRequest
 from quintain_runner.graders.judge import JudgeGraderRunner
 from quintain_runner.graders.pairwise import PairwiseGraderRunner
-from quintain_runner.graders.program import ProgramGraderRunner, function_executor, line_executor, process_executor
+from quintain_runner.graders.program import (
+    ProgramGraderRunner,
+    function_executor,
+    line_executor,
+    never_executed,
+    process_executor,
+)
 from quintain_runner.graders.similar import SimilarGraderRunner
 from quintain_runner.graders.subprocesses import GraderCommand, GraderProcessPool
 from quintain_runner.graders.verdict import GraderError
+from quintain_runner.results.store import read_resume_state
 from quintain_runner.spec.asking_graders import JudgeGrader, PairwiseGrader, SimilarGrader
 from quintain_runner.spec.builtin_graders import ContainsJsonGrader, JsonSchemaGrader
 from quintain_runner.spec.evaluation import Evaluation
@@ -145,19 +152,42 @@ class UnavailableGraders(ConfigError):
         super().__init__("\n".join(reasons.values()))
         self.reasons, self.may_be_kept = dict(reasons), may_be_kept
 
+    def require_kept(self, folder: Path | None, *, keeps_stale: bool) -> None:
+        """Raise this error, unless the results have verdicts of all these graders and stale rows are kept."""
+        graded = {} if folder is None else read_resume_state(folder).most_grader_calls
+        if not self.may_be_kept or any(name not in graded for name in self.reasons):
+            raise self
+        if not keeps_stale:
+            way_out = f"; {folder} has its verdicts: `quintain run --keep-stale` keeps them, marked as stale"
+            raise ConfigError("\n".join(f"{why}{way_out}" for why in self.reasons.values()))
+
+
+async def with_built_graders(
+    evaluation: Evaluation, env: Mapping[str, str], sessionless: frozenset[str] | None = None
+) -> Evaluation:
+    """The evaluation, with what its graders said of themselves. Raises as `open_graders`."""
+    async with open_graders(evaluation, env, sessionless=sessionless) as graders:
+        return replace(evaluation, graders_without_session=graders_without_session(evaluation, graders))
+
 
 @contextlib.asynccontextmanager
 async def open_graders(
-    evaluation: Evaluation, env: Mapping[str, str], *, gateway_url: str | None = None, output: Path | None = None
+    evaluation: Evaluation,
+    env: Mapping[str, str],
+    *,
+    gateway_url: str | None = None,
+    output: Path | None = None,
+    sessionless: frozenset[str] | None = None,
 ) -> AsyncIterator[tuple[GraderRunner, ...]]:
     """Build the graders of an evaluation, in the order of the file, without those that are known to be unavailable.
 
     ``env`` is the environment of which their processes get what is allowed; those that are kept running end with the
-    ``async with`` block. In a sandbox they reach only ``gateway_url``, and do not see ``output``. Raises
+    ``async with`` block. In a sandbox they reach only ``gateway_url``, and do not see ``output``. With ``sessionless``
+    no program is started, because a recording has what it said: those it names make no calls. Raises
     `UnavailableGraders` with one line for each grader that cannot be built.
     """
     async with AsyncExitStack() as stack:
-        factory = _GraderFactory(evaluation.folder, env, stack, gateway_url, output)
+        factory = _GraderFactory(evaluation.folder, env, stack, gateway_url, output, sessionless)
         specs = [spec for spec in evaluation.spec.graders if spec.name not in evaluation.unavailable_graders]
         results = await asyncio.gather(*(factory.build(spec) for spec in specs), return_exceptions=True)
         errors: dict[str, str] = {}
@@ -197,15 +227,15 @@ class _GraderFactory:
     stack: AsyncExitStack
     gateway_url: str | None
     output: Path | None
+    sessionless: frozenset[str] | None
 
     async def build(self, spec: GraderSpec) -> GraderRunner:
         """Build the grader of a specification. Raises `ConfigError`."""
-        dependency_digests(spec.depends_on, self.folder)
+        if not isinstance(spec, CommandGrader | FunctionGrader):
+            dependency_digests(spec.depends_on, self.folder)
         match spec:
-            case CommandGrader():
-                return await self._build_program(spec)
-            case FunctionGrader():
-                return await self._build_function(spec)
+            case CommandGrader() | FunctionGrader():
+                return await self._build_program_or_function(spec)
             case JudgeGrader():
                 prompt = self._read_prompt(spec)
                 return JudgeGraderRunner(spec, prompt, _own_fingerprint(spec, self.folder, self.env))
@@ -215,6 +245,13 @@ class _GraderFactory:
                 return CombinedGraderRunner(spec, tuple([await self.build(part) for part in part_specs(spec)]))
             case _:
                 return build_own(spec, self.folder)
+
+    async def _build_program_or_function(self, spec: CommandGrader | FunctionGrader) -> ProgramGraderRunner:
+        if self.sessionless is not None:
+            needs_session = spec.name not in self.sessionless
+            return ProgramGraderRunner(spec=spec, execute=never_executed, needs_session=needs_session)
+        dependency_digests(spec.depends_on, self.folder)
+        return await (self._build_program(spec) if isinstance(spec, CommandGrader) else self._build_function(spec))
 
     async def _build_program(self, spec: CommandGrader) -> ProgramGraderRunner:
         """Build a command grader, after checking that its command can be started."""

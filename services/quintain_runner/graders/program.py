@@ -9,14 +9,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from quintain.config.prices import Price
-from quintain.contracts.invoke import NO_TOKENS, Result
+from quintain.contracts.invoke import NO_TOKENS, Result, TokenUsage
+from quintain.contracts.message import Message
 from quintain.contracts.session import OpenSession, SessionOpened
 from quintain.errors import Fault
 from quintain.graders import GraderInput
 from quintain.observe.spans import TRACEPARENT_VARIABLE, current_traceparent
 from quintain.programs.agent_urls import session_variables
 from quintain.programs.program import Program, script_path, withheld_variables
-from quintain_runner.graders.answers import AnswerMissing
+from quintain_runner.graders.answers import AnswerMissing, NumberedVerdict
 from quintain_runner.graders.base import (
     SESSION_LEAD_SECONDS,
     GradingContext,
@@ -29,9 +30,10 @@ from quintain_runner.graders.function_worker import FunctionRequest, SessionConn
 from quintain_runner.graders.input import JsonObject, build_grader_input, temporary_grader_files
 from quintain_runner.graders.subprocesses import GraderCommand, GraderProcessPool, run_grader
 from quintain_runner.graders.verdict import GraderError, parse_verdict
+from quintain_runner.plan.address import ASKINGS_OF_A_GENERATION
 from quintain_runner.plan.trials import Trial
 from quintain_runner.results.agent_steps import steps_of
-from quintain_runner.results.row import GraderRow
+from quintain_runner.results.row import GRADER_FAILED, GraderRow
 from quintain_runner.spec.evaluation import Evaluation
 from quintain_runner.spec.graders import CommandGrader, FunctionGrader, ProgramGrader, judge_target_of
 
@@ -77,6 +79,24 @@ class GraderInvocation:
             yield {**fields, "config": self.spec.config}
 
 
+#: What of a result is of its call, and no grader is told.
+_OF_THE_CALL = {"call_count", "max_calls", "queued_ms", "attempts", "cached", "replayed", "continuation"}
+
+
+class StoredVerdict(Message):
+    """What a program or function said of an answer, as it is kept."""
+
+    row: GraderRow
+    token_usage: TokenUsage = NO_TOKENS
+    error_code: str = GRADER_FAILED
+    in_doubt: bool = False
+
+
+async def never_executed(_: GraderInvocation) -> bytes:
+    """Executes nothing: the program of a replayed run, whose verdicts are in the recording."""
+    raise GraderError("a replayed run starts no program")
+
+
 #: Executes a grader once and returns the verdict as JSON. Raises `GraderError`.
 ExecuteGrader = Callable[[GraderInvocation], Awaitable[bytes]]
 
@@ -100,9 +120,43 @@ class ProgramGraderRunner:
         return self.spec.name
 
     async def grade(self, trial: Trial, result: Result, context: GradingContext) -> GradingResult:
-        """Open a child session, execute the grader, and read what it spent; see `GraderRunner.grade`."""
+        """Give the stored verdict, or execute the grader and keep what it said; see `GraderRunner.grade`."""
+        asked = self._asked(trial, result, context)
+        if (found := context.answers.find_verdict(asked)) is not None:
+            verdict, is_of_others = StoredVerdict.from_wire(found[0]), found[1]
+            if not is_of_others:
+                return GradingResult(verdict.row, verdict.token_usage, verdict.error_code, in_doubt=verdict.in_doubt)
+            context.saved.answers += 1
+            return GradingResult(verdict.row.with_fields(calls=0, session_id=None), NO_TOKENS)
         if context.only_stored and self.needs_session:
             raise AnswerMissing
+        grading = await self._execute(trial, result, context)
+        row = grading.row
+        stored = StoredVerdict(
+            row=row, token_usage=grading.token_usage, error_code=grading.error_code, in_doubt=grading.in_doubt
+        )
+        context.answers.keep_verdict(asked, stored.to_wire(), is_whole=row.error is None)
+        return grading
+
+    def _asked(self, trial: Trial, result: Result, context: GradingContext) -> NumberedVerdict:
+        content = {
+            "grader": self.name,
+            "case": trial.graded_case.model_dump(mode="json", exclude={"graders"}),
+            "target": trial.target,
+            "repeat": trial.repeat,
+            "answer": json.loads(result.to_wire(without=_OF_THE_CALL)),
+        }
+        return NumberedVerdict(
+            grader=self.name,
+            fingerprint=context.fingerprint_of(trial, self.name),
+            content=json.dumps(content, sort_keys=True).encode(),
+            number=trial.later_number,
+            times=context.fingerprints.generation * ASKINGS_OF_A_GENERATION + 1,
+            is_cacheable=self.spec.cacheable,
+        )
+
+    async def _execute(self, trial: Trial, result: Result, context: GradingContext) -> GradingResult:
+        """Open a child session, execute the grader, and read what it spent."""
         async with context.process_slots:
             reserved = context.reserved_session(self.name)
             session = await self._session(trial, context, reserved) if self.needs_session else None

@@ -77,6 +77,7 @@ KEYS_WITHOUT_EFFECT: Final = frozenset(
         "reduce",
         "run_as",
         "sandbox",
+        "cacheable",
     }
 )
 

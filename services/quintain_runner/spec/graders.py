@@ -70,6 +70,8 @@ class _ProgramSpec(GraderOptions):
     """bwrap: it runs in a sandbox of bubblewrap, which reaches no network but the gateway, and of this machine's files
     only the evaluation's folder and the installed programs.
     """
+    cacheable: bool = False
+    """Whether runs may take its verdicts from their cache."""
     config: dict[str, JsonValue] | None = None
     """Any value; the grader receives it unchanged as config."""
 

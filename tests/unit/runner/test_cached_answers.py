@@ -15,7 +15,7 @@ from quintain.contracts.agents import Continuation
 from quintain.contracts.invoke import InvokeRequest, Result
 from quintain.settings import read_settings
 from quintain_runner.report.summary import RunSummary
-from support.evaluations import EXACT, EvaluationFolder, Json, write_evaluation
+from support.evaluations import EXACT, EvaluationFolder, Json, write_evaluation, write_script
 from support.fake_client import FakeClient
 
 JUDGED: Json = {"name": "judged", "builtin": "llm-judge", "judge_target": "judge", "instructions": "Is it so?"}
@@ -130,6 +130,17 @@ async def test_functions_are_asked_unless_they_are_cacheable_and_know_their_case
     assert folder.called("bot") == (1,)
     folder = await scene.run([case("a")], {"bot": {**MODEL, "cacheable": False}})
     assert folder.called("bot") == (1,)
+
+
+async def test_a_program_that_is_cacheable_is_not_run_again(scene: Scene) -> None:
+    source = "import json, pathlib; open(pathlib.Path(PATH), 'a').write('x'); print(json.dumps({'score': 0.5}))"
+    ran = scene.folder / "ran"
+    command = write_script(scene.folder, "grade.py", source.replace("PATH", repr(str(ran))))
+    program: Json = {"name": "own", "command": [command[0], str(scene.folder / command[1])]}
+    for cacheable, times in ((False, 1), (False, 2), (True, 3), (True, 3)):
+        folder = await scene.run([case("a")], spec={"graders": [{**program, "cacheable": cacheable}]})
+        assert [row.score for row in folder.rows()] == [0.5]
+        assert len(ran.read_text()) == times
 
 
 async def test_a_reply_that_is_no_verdict_and_a_failure_are_asked_again(scene: Scene) -> None:

@@ -1,0 +1,115 @@
+"""A recording as lines of JSON, to read, to compare and to keep: written without secrets, and read back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final, Literal
+
+from pydantic import JsonValue
+
+from quintain.config.secrets import redact_secrets
+from quintain.contracts.api_request import ApiRequest, json_text, read_api_request
+from quintain.contracts.invoke import InvokeRequest
+from quintain.contracts.message import Message
+from quintain.errors import BadRequest, ConfigError
+from quintain_runner.engine.recording import RUN_FACT, VERDICT_PREFIX, RecordedRun, Recording
+from quintain_runner.graders.answers import NumberedVerdict
+from quintain_runner.plan.address import address_of
+from quintain_runner.results.answer_store import AnswerStore, StoredAnswer
+
+#: How many lines are written into a store in one transaction.
+_BATCH: Final = 500
+
+
+class RecordingLine(Message):
+    """The first line of a recording: its run."""
+
+    version: Literal[1] = 1
+    run: RecordedRun
+
+
+class AskingLine(Message):
+    """A request and how it ended: with a result, the verdict of a program, or the fault of one that is not whole."""
+
+    target: str
+    fingerprint: str | None = None
+    number: str
+    asking: int
+    request: JsonValue
+    reply: JsonValue
+    is_whole: bool = True
+    answered_at: int
+
+
+def lines_of(recording: Recording) -> Iterator[str]:
+    """Write a recording as lines of JSON; what looks like a secret is replaced."""
+    yield redact_secrets(RecordingLine(run=recording.run).to_wire().decode())
+    for answer in recording.answers():
+        line = AskingLine(
+            target=answer.target,
+            fingerprint=answer.fingerprint,
+            number=answer.number,
+            asking=answer.asking,
+            request=json.loads(answer.request),
+            reply=json.loads(answer.reply),
+            is_whole=answer.is_whole,
+            answered_at=answer.answered_at,
+        )
+        yield redact_secrets(line.to_wire().decode())
+
+
+def read_lines(lines: Iterable[bytes], where: Path, store: AnswerStore) -> int:
+    """Read a recording into a store, with the addresses that its requests have now; return how many there were.
+
+    Raises `ConfigError`, which names the line.
+    """
+    run, answers, count = None, list[StoredAnswer](), 0
+    for number, line in enumerate(lines, start=1):
+        try:
+            if run is None:
+                run = RecordingLine.from_wire(line).run
+                store.write_fact(RUN_FACT, run.to_wire().decode())
+                continue
+            answers.append(_stored(AskingLine.from_wire(line), run))
+        except BadRequest as error:
+            raise ConfigError(f"{where}: line {number} is none of a recording ({error.message})") from None
+        count += 1
+        if len(answers) == _BATCH:
+            store.write(answers, now=0)
+            answers.clear()
+    if run is None:
+        raise ConfigError(f"{where}: it is empty")
+    store.write(answers, now=0)
+    return count
+
+
+def _stored(line: AskingLine, run: RecordedRun) -> StoredAnswer:
+    """The stored form of a line, with its address. Raises `BadRequest`."""
+    if line.target.startswith(VERDICT_PREFIX):
+        request = json.dumps(line.request, sort_keys=True).encode()
+        grader = line.target.removeprefix(VERDICT_PREFIX)
+        verdict = NumberedVerdict(grader, line.fingerprint, request, line.number, line.asking, is_cacheable=False)
+        address = verdict.address
+    else:
+        wire = json.dumps(line.request).encode()
+        asked: ApiRequest | InvokeRequest
+        if (in_words_of_api := read_api_request(wire)) is not None:
+            # The text of its body is as graders write it.
+            asked = in_words_of_api._replace(body=json_text(json.loads(in_words_of_api.body.text)))
+        else:
+            asked = InvokeRequest.from_wire(wire)
+        address = address_of(asked, line.fingerprint, line.number, is_told_case=line.target not in run.untold)
+        request = asked.to_wire()
+    return StoredAnswer(
+        address=address,
+        asking=line.asking,
+        number=line.number,
+        target=line.target,
+        fingerprint=line.fingerprint,
+        request=request,
+        reply=json.dumps(line.reply).encode(),
+        is_whole=line.is_whole,
+        answered_at=line.answered_at,
+    )
