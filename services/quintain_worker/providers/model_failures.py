@@ -66,10 +66,10 @@ class FailureKind:
 _CHARGED = partial(errors.ProviderFailed, charged=True)
 _UNCHARGED = partial(errors.ProviderFailed, charged=False)
 _UNAVAILABLE = "refused the credentials, the model or the quota"
-_REFUSED = FailureKind(errors.TargetUnavailable, _UNAVAILABLE, Billing.UNBILLED, outcome=TryOutcome.REFUSED)
+REFUSED = FailureKind(errors.TargetUnavailable, _UNAVAILABLE, Billing.UNBILLED, outcome=TryOutcome.REFUSED)
 #: The model or the path is the target's own: the key may be good for others.
-_NOT_FOUND = replace(_REFUSED, outcome=TryOutcome.ANSWERED, cause=FailureCause.NOT_FOUND)
-_THROTTLED = FailureKind(
+_NOT_FOUND = replace(REFUSED, outcome=TryOutcome.ANSWERED, cause=FailureCause.NOT_FOUND)
+THROTTLED = FailureKind(
     errors.Throttled, "asked to slow down", Billing.UNBILLED, retryable=True, outcome=TryOutcome.THROTTLED
 )
 NOT_SENT = FailureKind(
@@ -81,7 +81,7 @@ NOT_SENT = FailureKind(
 )
 WRONG_ADDRESS = replace(NOT_SENT, cause=FailureCause.WRONG_ADDRESS)
 _OVERLOADED = replace(NOT_SENT, description="did not take the request")
-_REJECTED = FailureKind(
+REJECTED = FailureKind(
     errors.Rejected, "judged the request itself wrong", Billing.BILLED, outcome=TryOutcome.ANSWERED, is_answered=True
 )
 SERVER_ERROR = FailureKind(_CHARGED, "failed at the request", Billing.BILLED, retryable=True, is_answered=True)
@@ -96,19 +96,19 @@ NOT_WRITABLE = FailureKind(
 
 #: The failures that a wrong or dead endpoint has, so that its URL helps.
 _OF_THE_ENDPOINT = (
-    *(_REFUSED, _NOT_FOUND, _OVERLOADED, NOT_SENT, WRONG_ADDRESS, SERVER_ERROR, FAILED, TIMED_OUT, CONNECTION_LOST),
+    *(REFUSED, _NOT_FOUND, _OVERLOADED, NOT_SENT, WRONG_ADDRESS, SERVER_ERROR, FAILED, TIMED_OUT, CONNECTION_LOST),
     UNREADABLE,
 )
 
 #: HTTP statuses with a meaning of their own; the others are mapped by their class (4xx, 5xx).
 _BY_STATUS = {
-    401: _REFUSED,
-    402: _REFUSED,
-    403: _REFUSED,
+    401: REFUSED,
+    402: REFUSED,
+    403: REFUSED,
     404: _NOT_FOUND,
-    407: _REFUSED,
+    407: REFUSED,
     408: TIMED_OUT,
-    429: _THROTTLED,
+    429: THROTTLED,
     503: _OVERLOADED,
     529: _OVERLOADED,
 }
@@ -148,10 +148,10 @@ class FailureReader:
     def of_status(self, status: int, headers: Mapping[str, str], body: object) -> ProviderFailure:
         """Return the failure of an answer with this HTTP status."""
         words = read_provider_error(status, body, self._secrets)
-        kind = _BY_STATUS.get(status, SERVER_ERROR if status >= 500 else _REJECTED)
+        kind = _BY_STATUS.get(status, SERVER_ERROR if status >= 500 else REJECTED)
         if status < 500 and words is not None and _is_credit_spent(words):
             # An exhausted credit balance is reported as 400 or 429 with its own code; retrying does not help.
-            kind = _REFUSED
+            kind = REFUSED
         request_ids = [
             f"request id {value}"
             for name in _REQUEST_ID_HEADERS

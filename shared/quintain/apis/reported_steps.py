@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from quintain.apis.answer_json import parse_json
+from quintain.apis.translation import text_of
 from quintain.contracts.agents import AgentStep
 from quintain.contracts.message import describe_validation_error
 
@@ -45,7 +46,7 @@ def _steps_of(item: object, tools: dict[str, dict[str, Any]]) -> Iterator[dict[s
             raise ValueError("its tool_calls are no list")
         calls = [tool_call_part(call) for call in asked]
         tools.update({call["id"]: call for call in calls})
-        texts = [{"type": "text", "content": text}] if (text := _text_of(item.get("content"))) else []
+        texts = [{"type": "text", "content": text}] if (text := text_of(item.get("content"))) else []
         yield {_OPERATION: "chat", "gen_ai.output.messages": [{"role": "assistant", "parts": [*texts, *calls]}]}
     elif role == "tool":
         call_id = str(item.get("tool_call_id") or "")
@@ -74,9 +75,3 @@ def tool_call_part(call: object) -> dict[str, Any]:
             # A model's text, which may be no JSON.
             arguments = str(arguments)
     return {"type": "tool_call", "id": str(call.get("id") or ""), "name": function.get("name"), "arguments": arguments}
-
-
-def _text_of(content: object) -> str:
-    if isinstance(content, list):
-        return "".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
-    return content if isinstance(content, str) else ""

@@ -11,10 +11,9 @@ import logging
 import random
 import re
 from collections.abc import Sequence
-from functools import cached_property, partial
+from functools import partial
 
 from quintain import errors
-from quintain.bus.base import HeaderValue
 from quintain.client.sessions import Sessions
 from quintain.client.transport import (
     ACCEPTED,
@@ -78,8 +77,9 @@ class AmqpTransport:
         sessions = sessions or Sessions(rpc_client)
         self.clock, self._answered = sessions.clock, sessions.answered
         self._default_targets, self._groups = sessions.default_targets, sessions.groups
-        self._rpc_client, self._authorization = rpc_client, Authorization(token)
-        self._session_id = self._authorization.session_id
+        self._rpc_client, self._token, self._token_sha256 = rpc_client, token, digest(token)
+        #: The public id of the session; empty for what is no session's token, such as the administrator's.
+        self._session_id = public_id(token) or ""
         self._cancellations = BatchSender[None, str](self._cancel)
         self._info_task: asyncio.Task[None] | None = None
 
@@ -155,9 +155,8 @@ class AmqpTransport:
         """Implements `Transport.call_route`. Raises `NoAnswer` if no reply arrives in time."""
         if isinstance(request, GetInfo) and (answered := self._answered.take(self._session_id)):
             request = request.model_copy(update={"answered": answered})
-        reply = await self._rpc_client.call_route(
-            route, request, self._authorization.of_operation, timeout_seconds=timeout_seconds
-        )
+        headers = {TOKEN_HEADER: self._token}  # only metadata services read them
+        reply = await self._rpc_client.call_route(route, request, headers, timeout_seconds=timeout_seconds)
         if isinstance(reply, Info):
             self._default_targets.note(reply)
             self._groups.learn(reply)
@@ -259,7 +258,7 @@ class AmqpTransport:
 
     async def _read_info(self, timeout_seconds: float = OPERATION_TIMEOUT_SECONDS) -> Info:
         """Ask for what calls need. It names no answered calls: the user's own request for information does."""
-        headers = self._authorization.of_operation
+        headers = {TOKEN_HEADER: self._token}
         info = await self._rpc_client.call_route(INFO, GetInfo(), headers, timeout_seconds=timeout_seconds)
         self._groups.learn(info)
         return info
@@ -275,13 +274,23 @@ class AmqpTransport:
                 f"The request has {len(body)} bytes; no session may send more than {MAX_BODY_BYTES}"
             )
         route = conversation_route(call.request, key)
+        # With a proof in place of the token: nobody who reads it can make another call.
+        proof = make_proof(
+            self._token_sha256,
+            session_id=self._session_id,
+            request_id=request_id,
+            target=key,
+            body_sha256=hashlib.sha256(body).hexdigest(),
+            deadline=deadline_ms,
+        )
         return RpcRequest(
             exchange=INVOKE.exchange if route is None else CONVERSATION,
             key=route or key,
             type=INVOKE.name,
             body=body,
             headers={
-                **self._authorization.of_call(request_id, key, body, deadline_ms),
+                TOKEN_HEADER: self._session_id,
+                PROOF_HEADER: proof,
                 REQUEST_ID_HEADER: request_id,
                 DEADLINE_HEADER: deadline_ms,
                 **({} if call.wait_until is None else {WAIT_UNTIL_HEADER: call.wait_until}),
@@ -319,36 +328,3 @@ def _with_target(call: InvokeCall, target: str) -> InvokeCall:
     request = call.request
     named = request._replace(target=target) if isinstance(request, ApiRequest) else request.with_fields(target=target)
     return call._replace(request=named)
-
-
-class Authorization:
-    """A session's token, or the administrator's, and the proofs that are made with it."""
-
-    def __init__(self, token: str) -> None:
-        self.token = token
-        #: The public id of the session; empty for what is no session's token.
-        self.session_id = public_id(token) or ""
-
-    @cached_property
-    def _sha256(self) -> bytes:
-        return digest(self.token)
-
-    @property
-    def of_operation(self) -> dict[str, HeaderValue]:
-        """The headers of an operation, which only metadata services read."""
-        return {TOKEN_HEADER: self.token}
-
-    def of_call(self, request_id: str, target: str, body: bytes, deadline: int) -> dict[str, HeaderValue]:
-        """Return the headers of a call with a proof: nobody who reads them can make another call.
-
-        ``target`` is the routing key of the message.
-        """
-        proof = make_proof(
-            self._sha256,
-            session_id=self.session_id,
-            request_id=request_id,
-            target=target,
-            body_sha256=hashlib.sha256(body).hexdigest(),
-            deadline=deadline,
-        )
-        return {TOKEN_HEADER: self.session_id, PROOF_HEADER: proof}

@@ -76,16 +76,6 @@ class ReadinessProbe:
         return Readiness(status="ready" if reason is None else "unready", reason=reason)
 
 
-def combine_checks(*checks: HealthCheck) -> HealthCheck:
-    """Return a check that runs all of these concurrently and joins the reasons of those that fail."""
-
-    async def check() -> str | None:
-        reasons = await asyncio.gather(*(each() for each in checks))
-        return "; ".join(reason for reason in reasons if reason is not None) or None
-
-    return check
-
-
 @dataclass(frozen=True, slots=True)
 class OpsAddress:
     """The address of the ops server; port 0 takes a free one.

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable
 from quintain.bus.base import Bus, Delivery, Envelope
 from quintain.contracts.service_card import ServiceCard
 from quintain.errors import BusError, Unroutable
-from quintain.observe.health import CHECK_TIMEOUT_SECONDS, HealthCheck, OpsEndpoints, combine_checks
+from quintain.observe.health import CHECK_TIMEOUT_SECONDS, HealthCheck, OpsEndpoints
 from quintain.rpc.own_queues import OwnQueue
 from quintain.topology import REPLY, reply_topology
 
@@ -28,8 +28,12 @@ async def report_ready(
 ) -> AsyncIterator[None]:
     """While the context is open, the service is ready if ``check`` passes and a message comes back from the broker."""
     probe = BrokerProbe(bus)
+
+    async def check_both() -> str | None:
+        return "; ".join(filter(None, await asyncio.gather(check(), probe.check()))) or None
+
     try:
-        with endpoints.report_ready(bus, combine_checks(check, probe.check), card):
+        with endpoints.report_ready(bus, check_both, card):
             yield
     finally:
         await probe.stop()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from quintain.apis.translation import objects
 from quintain.config.program_targets import PresetName
 from quintain.contracts.invoke import TokenUsage
 from quintain_worker.providers.agents.lines import Line, PrintedAnswer, ReadLine, TurnReading
@@ -23,7 +24,7 @@ def read_claude_line(line: Line, reading: TurnReading) -> None:
         case "assistant":
             _read_claude_message(message, reading)
         case "user":
-            for block in _objects(message.get("content")):
+            for block in objects(message.get("content")):
                 if block.get("type") == "tool_result":
                     reading.tool_ended(
                         str(block.get("tool_use_id")), block.get("content"), _failed(block.get("is_error"))
@@ -42,7 +43,7 @@ def read_claude_line(line: Line, reading: TurnReading) -> None:
 def _read_claude_message(message: Line, reading: TurnReading) -> None:
     parts: list[Line] = []
     calls: list[Line] = []
-    for block in _objects(message.get("content")):
+    for block in objects(message.get("content")):
         match block:
             case {"type": "text", "text": text}:
                 parts.append({"type": "text", "content": text})
@@ -203,10 +204,6 @@ PRESET_READERS: dict[PresetName, ReadLine] = {
 
 def _object(value: object) -> Line:
     return value if isinstance(value, dict) else {}
-
-
-def _objects(value: object) -> list[Line]:
-    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
 
 
 def _count(usage: Line, name: str) -> int:

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from quintain.config.http_targets import HttpTarget
 from quintain.contracts.quota import FailureCause, RateReport, TryOutcome
-from quintain.errors import ConversationLost, ProviderError, ProviderFailed, Rejected, TargetUnavailable, Throttled
+from quintain.errors import ConversationLost, ProviderError, ProviderFailed
 from quintain_worker.providers import model_failures
 from quintain_worker.providers.model_failures import FailureKind
 from quintain_worker.providers.provider import Billing, ProviderFailure
@@ -30,25 +30,20 @@ TIMED_OUT = model_failures.TIMED_OUT
 CONNECTION_LOST = replace(model_failures.CONNECTION_LOST, retryable=False)
 STREAM_INTERRUPTED = replace(model_failures.STREAM_INTERRUPTED, retryable=False)
 UNREADABLE = FailureKind(_CHARGED, "sent an answer that cannot be used", Billing.BILLED, outcome=TryOutcome.ANSWERED)
-FAILED = FailureKind(_CHARGED, "failed at the request", Billing.BILLED, is_answered=True)
+FAILED = replace(model_failures.SERVER_ERROR, retryable=False)
 FAILED_INSIDE = replace(model_failures.FAILED, retryable=False)
-REJECTED = FailureKind(
-    Rejected, "judged the request itself wrong", Billing.BILLED, outcome=TryOutcome.ANSWERED, is_answered=True
-)
+REJECTED = model_failures.REJECTED
 GAVE_UP = FailureKind(_CHARGED, "ended without an answer", Billing.BILLED, outcome=TryOutcome.ANSWERED)
 LOST_CONVERSATION = FailureKind(
     ConversationLost, "does not know the conversation any more", Billing.UNBILLED, outcome=TryOutcome.ANSWERED
 )
-_REFUSED = FailureKind(TargetUnavailable, "refused the credentials", Billing.UNBILLED, outcome=TryOutcome.REFUSED)
+_REFUSED = replace(model_failures.REFUSED, description="refused the credentials")
 _NOT_FOUND = FailureKind(
     _CHARGED,
     "has no such path or method",
     Billing.BILLED,
     outcome=TryOutcome.ANSWERED,
     cause=FailureCause.NOT_FOUND,
-)
-_THROTTLED = FailureKind(
-    Throttled, "asked to slow down", Billing.UNBILLED, retryable=True, outcome=TryOutcome.THROTTLED
 )
 _UNAVAILABLE = replace(FAILED, cause=FailureCause.NOT_TAKEN)
 _POSTPONED = replace(
@@ -66,7 +61,7 @@ _BY_STATUS = {
     405: _NOT_FOUND,
     407: _REFUSED,
     408: TIMED_OUT,
-    429: _THROTTLED,
+    429: model_failures.THROTTLED,
     503: _UNAVAILABLE,
 }
 
