@@ -47,6 +47,8 @@ class LedgerGauges:
     targets: tuple[RegisteredTarget, ...] = ()
     #: What root sessions that are open have spent, and so on, in US dollars.
     costs: Mapping[str, float] = field(default_factory=dict)
+    #: When they were read, in milliseconds since the epoch.
+    now: int = 0
 
 
 #: The amounts of money of sessions.
@@ -80,6 +82,7 @@ def read_gauges(moment: Moment) -> SqlProgram[LedgerGauges]:
         near_limit_row[0],
         tuple(registered.targets),
         {name: to_dollars(int(amount)) for name, amount in zip(_AMOUNTS, cost_row, strict=True)},
+        moment.now,
     )
 
 
@@ -169,11 +172,14 @@ class MetadataMetrics(ServiceMetrics):
         limit = GaugeMetricFamily(
             self.full_name("target_limit"), "A registered target's calls at once", labels=["target"]
         )
+        paused = GaugeMetricFamily(
+            self.full_name("target_paused_seconds"), "Remaining time of the target's pause", labels=["target"]
+        )
         for target in gauges.targets:
             running.add_metric([target.name], target.running)
             limit.add_metric([target.name], target.max_concurrency)
-        yield running
-        yield limit
+            paused.add_metric([target.name], max(0, (target.paused_until or 0) - gauges.now) / 1000)
+        yield from (running, limit, paused)
         yield from self._collect_quotas()
 
     def _collect_quotas(self) -> Iterable[Metric]:

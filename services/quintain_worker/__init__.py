@@ -2,13 +2,14 @@
 
 | word | what it is here | module |
 | --- | --- | --- |
-| delivery | one message of a target's queue, or one call of a group's message, until it is acknowledged | `delivery` |
+| delivery | one message of a target's queue, or one call of a group's message, until it is acknowledged | `consumer` |
+| slot | room for one running call of a target | `call_slots` |
 | request | what a delivery says: credential, request id, deadline, question | `request` |
-| call | what session and request id name, and the message that holds its body while it is in flight here | `inflight` |
-| slot | room for one running call of a target | `consumer` |
+| call | what session and request id name, with its message, from its slot to its end | `call`, `call_runner` |
 | admission | the ledger's answer whether an attempt at a call may run | `admissions` |
-| attempt | one grant of a call to this worker: its tries at the provider, and what they were billed | `attempt` |
-| completion | the end of a call: its settle confirmed, then its reply, then its acknowledgement | `completion` |
+| attempt | one grant of a call to this worker, for one try at the provider | `attempt`, `provider_calls` |
+| reply | how a call ends: what its caller is told, and what is settled | `response`, `completion` |
 
-A consumer (`consumer`) starts a `DeliveryHandler` for each delivery, which takes it through the others in this order.
+A consumer gives each delivery a slot and hands it as a `Call` to `CallRunner.run`, which tells the story of a call from
+top to bottom.
 """

@@ -2,9 +2,8 @@
 
 It registers again where the fingerprint of a target has changed, because a file of that target has.
 
-Heartbeats carry the worker's card, the pauses that providers asked for and the state of a drain. Their answers carry
-the targets that are paused for the fleet, the calls that were cancelled, and whether an administrator asked for a
-drain.
+Heartbeats carry the worker's card and the state of a drain. Their answers carry the calls that were cancelled, and
+whether an administrator asked for a drain.
 """
 
 from __future__ import annotations
@@ -53,8 +52,6 @@ class WorkerLease:
         #: Whether the targets were registered, and, where that fails, why: in the words of the broker or the ledger.
         self.is_registered = False
         self.problem: str | None = None
-        #: Target → end of a pause that the ledger does not know yet, in the loop's seconds.
-        self._unreported_pauses: dict[str, float] = {}
         self._drain: DrainState | None = None
         self._renewal_due = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -99,15 +96,6 @@ class WorkerLease:
             except (NoAnswer, BusError, Fault) as error:
                 log.warning("The end of the drain could not be reported: %s", error.message)
 
-    def report_pause(self, target: str, seconds: float) -> None:
-        """Report to the ledger that this target is paused for so many seconds, repeatedly until it is acknowledged."""
-        self._unreported_pauses[target] = asyncio.get_running_loop().time() + seconds
-        self._renewal_due.set()
-
-    def is_pause_reported(self, target: str) -> bool:
-        """Whether the ledger has acknowledged every pause of this target."""
-        return target not in self._unreported_pauses
-
     async def _send_heartbeats(self) -> None:
         loop = asyncio.get_running_loop()
         next_at = loop.time()
@@ -146,12 +134,9 @@ class WorkerLease:
         return await asyncio.to_thread(self._read_registration) != self._registered
 
     async def _send_heartbeat(self) -> None:
-        now = asyncio.get_running_loop().time()
-        reported_pauses = {target: until for target, until in self._unreported_pauses.items() if until > now}
         heartbeat = Heartbeat(
             worker_id=self._registered.worker_id,
             incarnation=self._registered.incarnation,
-            pauses={target: math.ceil((until - now) * 1000) for target, until in reported_pauses.items()} or None,
             drain=self._drain,
             card=self._card(),
         )
@@ -164,13 +149,6 @@ class WorkerLease:
             expires_seconds=self._timings.gap_seconds,
         )
         self._is_known = self._is_known and renewed.known
-        # A pause that was extended meanwhile, or sent to a ledger that does not know the targets, is sent again.
-        acknowledged = reported_pauses if renewed.known else {}
-        self._unreported_pauses = {
-            target: until
-            for target, until in self._unreported_pauses.items()
-            if until > now and acknowledged.get(target) != until
-        }
         self._apply_renewal(renewed)
 
     async def _register(self) -> None:

@@ -1,4 +1,4 @@
-"""Parses a delivery of a target's queue into a request, and makes of it what the ledger is asked and told. No I/O."""
+"""Parses a delivery of a target's queue into a request, and makes of it what the ledger is asked. No I/O."""
 
 from __future__ import annotations
 
@@ -20,18 +20,14 @@ from quintain.contracts.headers import (
     REQUEST_ID_HEADER,
     WAIT_UNTIL_HEADER,
 )
-from quintain.contracts.invoke import FaultReply, InvokeRequest, Result
-from quintain.contracts.ledger import Admit, AttemptOutcome, Settle
-from quintain.contracts.message import MAX_BODY_BYTES, Message
-from quintain.contracts.money import picodollars
-from quintain.contracts.quota import TryReport
+from quintain.contracts.invoke import FaultReply, InvokeRequest
+from quintain.contracts.ledger import Admit
+from quintain.contracts.message import MAX_BODY_BYTES
 from quintain.contracts.values import MAX_DEADLINE_SECONDS, sanitize_request_id, shorten
 from quintain.errors import BadRequest, Fault, PayloadTooLarge
 from quintain.rpc.server import Credential, call_credential, integer_header, request_id_of
 from quintain.timings import Clock
 from quintain_worker.cost_bound import CostBound, CostRule
-from quintain_worker.inflight import CallIdentity
-from quintain_worker.providers.provider import ModelUsage
 from quintain_worker.returns import is_begun
 
 #: Error messages about a request are cut to this length, in characters: they may quote a name of the caller's, and
@@ -60,8 +56,6 @@ class IncomingRequest(NamedTuple):
     problem: Fault | None
     accepts: frozenset[str]
     is_redelivered: bool
-    #: What a duplicate of this call has in common with it.
-    identity: CallIdentity
 
     def age_ms(self, now: int) -> int:
         """How long ago it was sent, as far as that is known: in the queue, and in the line of its quota."""
@@ -106,61 +100,6 @@ class IncomingRequest(NamedTuple):
             is_estimate=cost.is_estimate or None,
             cost_problem=cost.problem,
             grader=None if self.request is None else self.request.grader,
-        )
-
-    def settle(  # noqa: PLR0913 -- everything that is told
-        self,
-        attempt_id: str,
-        outcome: AttemptOutcome,
-        traceparent: str | None,
-        answer: Message | Fault | None,
-        stored: bytes = b"",
-        *,
-        report: TryReport | None = None,
-        tries: int = 0,
-        unproven: int = 0,
-        is_estimate: bool | None = None,
-        failed_usd: float | None = None,
-        models: ModelUsage | None = None,
-        retry_after_ms: int | None = None,
-        is_counted: bool | None = None,
-    ) -> Settle:
-        """Return what the ledger is told of an attempt, with the reply to store, if there is one.
-
-        The named ones that are not explained are fields of `Settle`; the tries of a fault cost
-        ``failed_usd``, where that is known. What an agent's own calls to ``models`` took is in the ledger already.
-        """
-        result = answer if isinstance(answer, Result) else None
-        if result is not None and models is not None:
-            usage, cost_usd = result.token_usage, result.cost_usd
-            result = result.with_fields(
-                token_usage=None if usage is None else usage.beyond(models.tokens),
-                cost_usd=None if cost_usd is None else round(max(0.0, cost_usd - models.cost_usd), 12),
-            )
-        cost = failed_usd if result is None else result.cost_usd
-        fault = FaultReply.from_fault(answer) if isinstance(answer, Fault) else None
-        is_text = stored.startswith(b"{")
-        return Settle.unchecked(
-            session_id=self.credential.id,
-            request_id=self.request_id,
-            attempt_id=attempt_id,
-            outcome=outcome,
-            reply=stored.decode() if is_text else None,
-            compressed_reply=stored if stored and not is_text else None,
-            queued_ms=None if result is None else result.queued_ms,
-            duration_ms=None if result is None else result.duration_ms,
-            cost_usd=None if result is None else result.cost_usd,
-            # The ledger keeps no steps of faults.
-            fault=None if fault is None else fault.with_fields(steps=None, steps_cut=None),
-            token_usage=None if result is None else result.token_usage,
-            traceparent=traceparent,
-            report=report,
-            tries=tries,
-            unproven=unproven or None,
-            cost=None if cost is None else picodollars(cost),
-            is_estimate=is_estimate,
-            retry_after_ms=retry_after_ms,
-            is_counted=is_counted,
         )
 
 
@@ -208,13 +147,6 @@ def parse_request(delivery: Delivery, target: str, check: Callable[[ApiRequest],
         problem=problem,
         accepts=_split_types(accepts) if isinstance(accepts, str) else frozenset(),
         is_redelivered=is_begun(delivery),
-        identity=CallIdentity(
-            credential=credential.text,
-            key=(credential.id, request_id),
-            target=target,
-            body_sha256=body_sha256,
-            problem=None if problem is None else problem.message,
-        ),
     )
 
 

@@ -22,6 +22,7 @@ from quintain.contracts.group import GROUP_CONTENT_TYPE, INVOKE_GROUP_TYPE
 from quintain.contracts.headers import TOKEN_HEADER
 from quintain.runtime.concurrency import BatchSender
 from quintain.topology import BACKLOG, CONVERSATION
+from quintain_worker.call_slots import CallSlots
 from quintain_worker.returns import MessageHolder, copy_of, is_begun
 
 log = logging.getLogger(__name__)
@@ -127,13 +128,10 @@ def _count_moves(moves: list[tuple[Envelope, asyncio.Future[bool]]]) -> int:
 
 
 class MessageHold:
-    """How the message of a call that may wait for a quota is held: as one of so many of its session that wait.
+    """How the message of a call that may wait for a quota is held: as one of so many of its session that wait."""
 
-    While it may be given back, it is among ``held``, with what does so.
-    """
-
-    def __init__(self, delivery: Delivery, waits: SessionWaits, held: dict[MessageHold, Callable[[], object]]) -> None:
-        self._delivery, self._waits, self._held = delivery, waits, held
+    def __init__(self, delivery: Delivery, waits: SessionWaits, slots: CallSlots) -> None:
+        self._delivery, self._waits, self._slots = delivery, waits, slots
         self._is_waiting = self._is_beyond_share = False
         #: Whether nobody has begun with the call, so that it may be moved.
         self._is_new = may_be_moved(delivery)
@@ -143,19 +141,17 @@ class MessageHold:
         """Count the call among those that wait; where its session has its share, ``give_back`` is called instead."""
         if self._is_beyond_share:
             return
-        if give_back is not None and self._may_be_returned:
-            self._held[self] = give_back
-        if self._is_waiting:
-            return
-        session = session_of(self._delivery)
-        if give_back is not None and self._is_new and not self._waits.has_room(session):
-            self._is_beyond_share = True
-            self._held.pop(self, None)
-            self._waits.leave()
-            give_back()
-        else:
+        if not self._is_waiting:
+            session = session_of(self._delivery)
+            if give_back is not None and self._is_new and not self._waits.has_room(session):
+                self._is_beyond_share = True
+                self._waits.leave()
+                give_back()
+                return
             self._is_waiting = True
             self._waits.begin(session)
+        if give_back is not None and self._may_be_returned:
+            self._slots.hold(self, give_back)
 
     async def move_to_backlog(self, remaining_seconds: float, holder: MessageHolder) -> bool:
         """Move the call if it is beyond its session's share, and acknowledge it; returns whether it was moved."""
@@ -164,7 +160,7 @@ class MessageHold:
     def end_waiting(self) -> None:
         """Count out the call, if it waits: it was decided."""
         self._is_new = self._may_be_returned = False
-        self._held.pop(self, None)
+        self._slots.end_hold(self)
         if self._is_waiting:
             self._is_waiting = False
             self._waits.end(session_of(self._delivery))

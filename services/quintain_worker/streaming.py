@@ -29,7 +29,7 @@ from quintain.rpc.server import GroupedReply, ReplyGroups, truncate_echo
 from quintain.runtime.concurrency import running_task
 from quintain.timings import Timings
 from quintain.topology import REPLY
-from quintain_worker.providers.provider import Delta, next_join
+from quintain_worker.providers.provider import Delta, OnText, next_join
 from quintain_worker.request import IncomingRequest
 
 log = logging.getLogger(__name__)
@@ -109,23 +109,23 @@ async def report_progress(
         yield
 
 
-#: More tries than any call makes, so that the chunks of a later attempt void those of all earlier tries.
-MAX_TRIES_PER_ATTEMPT = 1_000
+#: More tries than a call makes in one worker, so that the chunks of a later worker void those of all earlier tries.
+MAX_TRIES_PER_WORKER = 1_000
 
 
 @contextlib.asynccontextmanager
 async def interim_messages(
     bus: Bus, groups: ReplyGroups, delivery: Delivery, request: IncomingRequest, attempt: InterimAttempt
-) -> AsyncIterator[Callable[[int, Delta], None] | None]:
+) -> AsyncIterator[OnText | None]:
     """Send the caller the chunks and progress messages that it asked for, while the context is open.
 
-    Yields what takes the number of the try and a piece of its answer; None where the caller wants no chunks.
+    Yields what takes a piece of the answer; None where the caller wants no chunks.
     """
     sender = None
     if ACCEPT_CHUNKS in request.accepts:
         shared = groups if ACCEPT_GROUPS in request.accepts else None
-        first_attempt = (attempt.number - 1) * MAX_TRIES_PER_ATTEMPT + attempt.earlier_tries
-        sender = ChunkSender(bus, delivery, request.request_id, first_attempt=first_attempt, groups=shared)
+        number = (attempt.number - 1) * MAX_TRIES_PER_WORKER + attempt.earlier_tries + 1
+        sender = ChunkSender(bus, delivery, request.request_id, number, groups=shared)
     reporting: contextlib.AbstractAsyncContextManager[None] = contextlib.nullcontext()
     if ACCEPT_PROGRESS in request.accepts:
         send = partial(send_progress, bus, delivery, request.request_id)
@@ -149,16 +149,15 @@ class InterimAttempt(NamedTuple):
 class ChunkSender:
     """Streams the text, the tool calls and the reasoning of one attempt to the caller, in numbered chunks.
 
-    ``first_attempt`` is added to the number of the try to get the attempt number of a chunk. With ``groups`` the chunks
-    of several calls share messages.
+    Those of a later ``attempt`` void them. With ``groups`` the chunks of several calls share messages.
     """
 
     def __init__(
-        self, bus: Bus, delivery: Delivery, request_id: str, *, first_attempt: int, groups: ReplyGroups | None = None
+        self, bus: Bus, delivery: Delivery, request_id: str, attempt: int, *, groups: ReplyGroups | None = None
     ) -> None:
-        self._bus, self._delivery, self._first_attempt, self._groups = bus, delivery, first_attempt, groups
+        self._bus, self._delivery, self._attempt, self._groups = bus, delivery, attempt, groups
         self._headers = {REQUEST_ID_HEADER: truncate_echo(request_id)}
-        self._attempt, self._seq = 0, 0
+        self._seq = 0
         self._unsent: list[Delta] = []
         self._has_failed = False
         #: When pieces may be sent again, on the loop's clock, and what sends those that wait for it.
@@ -169,14 +168,8 @@ class ChunkSender:
         self._all_confirmed: asyncio.Future[None] | None = None
         self._sending_alone: asyncio.Task[None] | None = None
 
-    def add(self, try_number: int, delta: Delta) -> None:
-        """Queue a piece of the answer; pieces of the same text that wait are sent as one chunk.
-
-        A new try discards those of the last.
-        """
-        attempt = self._first_attempt + try_number
-        if attempt != self._attempt:
-            self._attempt, self._seq, self._unsent = attempt, 0, []
+    def add(self, delta: Delta) -> None:
+        """Queue a piece of the answer; pieces of the same text that wait are sent as one chunk."""
         joined = _join(self._unsent[-1], delta) if self._unsent else None
         if joined is None:
             self._unsent.append(delta)

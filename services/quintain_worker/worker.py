@@ -11,7 +11,6 @@ import os
 import secrets
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from functools import partial
 
 from quintain.bus.base import Bus, Delivery
 from quintain.config.fingerprint import target_fingerprints
@@ -31,24 +30,16 @@ from quintain.rpc.requests import RpcClient
 from quintain.runtime.concurrency import start_task
 from quintain.settings import read_trace_settings, without_variables
 from quintain.timings import DEFAULT_TIMINGS, Clock, Timings
-from quintain.topology import target_queue
+from quintain.topology import conversation_topology, target_queue
+from quintain_worker.call_runner import CallRunner
 from quintain_worker.consumer import TargetConsumer
-from quintain_worker.context import WorkerContext
-from quintain_worker.conversations import ConversationProvider, new_turn_queue
 from quintain_worker.cost_bound import cost_rules
-from quintain_worker.instrumented_provider import InstrumentedProvider
 from quintain_worker.lease import WorkerLease
 from quintain_worker.ledger_port import BusLedgerPort, LedgerPort
 from quintain_worker.providers.factory import build_provider
 from quintain_worker.providers.provider import (
-    MAX_RETRY_AFTER_SECONDS,
-    ApiProvider,
-    CallHolder,
     ConversationHolder,
-    HostedProvider,
-    Provider,
     ProviderContext,
-    SessionScopedProvider,
     StartedProvider,
 )
 from quintain_worker.target import WorkerMetrics, WorkerTarget
@@ -61,7 +52,8 @@ LONG_CALL_SECONDS = 60.0
 #: A worker that stops says every so many seconds for which calls it waits, and names at most so many of them.
 TELL_SECONDS, MAX_TOLD_CALLS = 60.0, 10
 
-MAX_PAUSE_MS = int(MAX_RETRY_AFTER_SECONDS * 1000)
+#: How many turns are taken at a time: more than wait, so that none is taken for lost.
+TURN_PREFETCH = 256
 
 
 class Worker:
@@ -88,24 +80,18 @@ class Worker:
         metrics = metrics or WorkerMetrics()
         self._bus, self._cards, self._timings = bus, cards, timings
         clock, incarnation = Clock(), secrets.token_hex(16)
-        self._turn_queues = {card.name: new_turn_queue(bus, card.name, incarnation) for card in cards}
+        self._turn_queues = {
+            card.name: OwnQueue(bus, conversation_topology(card.name, incarnation), TURN_PREFETCH) for card in cards
+        }
         self._targets = {
-            card.name: with_instrumentation(targets[card.name], card, metrics, self._turn_queues[card.name])
+            card.name: dataclasses.replace(targets[card.name], card=card, turns=self._turn_queues[card.name])
             for card in cards
         }
         self.worker_id = sole_id or f"{socket.gethostname()}-{os.getpid()}"
         self._identity = ServiceIdentity("worker", self.worker_id)
         self._rpc_client = RpcClient(bus)
-        slots = sum(card.slots for card in cards)
-        self._context = WorkerContext(
-            bus,
-            ledger or BusLedgerPort(bus, self._rpc_client, timings),
-            clock,
-            incarnation,
-            metrics,
-            timings,
-            slots=slots,
-        )
+        port = ledger or BusLedgerPort(bus, self._rpc_client, timings)
+        self._runner = CallRunner(bus, port, clock, incarnation, metrics, timings)
         self._holders = [one.provider for one in targets.values() if isinstance(one.provider, ConversationHolder)]
         self._rpc_client.subscribe(CANCEL.key, self._on_cancelled)
         drain_state = DrainState.UNSUPPORTED if on_drain is None else DrainState.SUPPORTED
@@ -123,15 +109,7 @@ class Worker:
             )
 
         self._lease = WorkerLease(self._rpc_client, clock, registration, self._on_renewed, self.card, timings)
-        self._consumers = {
-            card.name: TargetConsumer(
-                self._targets[card.name],
-                self._context,
-                card,
-                report_pause=partial(self._lease.report_pause, card.name),
-            )
-            for card in cards
-        }
+        self._consumers = {card.name: TargetConsumer(self._targets[card.name], self._runner, card) for card in cards}
 
     async def start(self) -> None:
         """Register, then start consuming; waits until a metadata service answers."""
@@ -154,7 +132,7 @@ class Worker:
             await turn_queue.cancel()
         for consumer in self._consumers.values():
             await consumer.cancel()
-        self._context.admission_client.stop()
+        self._runner.admissions.stop()
         told = asyncio.get_running_loop().create_task(self._tell_long_calls(grace_seconds), name="long calls")
         drained = await asyncio.gather(
             *(consumer.drain(grace_seconds) for consumer in self._consumers.values()),
@@ -174,7 +152,7 @@ class Worker:
         cards = self._cards if self._lease.is_registered else ()
         served = [self._consumers[target_card.name].served_target(target_card.provider) for target_card in cards]
         lease_age_seconds = self._lease.age_seconds
-        oldest = self._context.inflight.running()[:1]
+        oldest = self._runner.calls.running()[:1]
         longest_seconds = max((asyncio.get_running_loop().time() - call.granted_at for call in oldest), default=0.0)
         return self._identity.card(
             targets=served,
@@ -197,9 +175,9 @@ class Worker:
         """Log which calls the worker waits for to stop, now and every minute."""
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + grace_seconds
-        while waited_for := self._context.inflight.running():
+        while waited_for := self._runner.calls.running():
             ages = [
-                f"{call.identity.target} {call.identity.key[1][:8]} ({loop.time() - call.granted_at:.0f} s)"
+                f"{call.target.name} {call.request_id[:8]} ({loop.time() - call.granted_at:.0f} s)"
                 for call in waited_for[:MAX_TOLD_CALLS]
             ]
             more = f" and {len(waited_for) - MAX_TOLD_CALLS} more" if len(waited_for) > MAX_TOLD_CALLS else ""
@@ -217,15 +195,11 @@ class Worker:
         ]
 
     def _on_renewed(self, renewed: LeaseRenewed) -> None:
-        """Apply the ledger's answer to a heartbeat: fleet-wide pauses, cancelled calls and a drain request."""
-        self._context.admission_client.note_renewal(renewed.admit_key)
-        paused = renewed.paused or {}
+        """Apply the ledger's answer to a heartbeat: cancelled calls and a drain request."""
+        self._runner.admissions.note_renewal(renewed.admit_key)
         for name, consumer in self._consumers.items():
-            remaining_ms = paused[name] - renewed.now if name in paused else None
-            remaining_seconds = None if remaining_ms is None else min(remaining_ms, MAX_PAUSE_MS) / 1000
-            consumer.pause.apply_ledger_pause(remaining_seconds, is_reported=self._lease.is_pause_reported(name))
             self._start_sharing(consumer, (renewed.other_slots or {}).get(name, 0))
-        self._context.inflight.abort(renewed.taken_back or ())
+        self._runner.calls.abort(renewed.taken_back or ())
         if renewed.drain and self._on_drain is not None:
             log.warning("An administrator requested a drain of this worker")
             self._on_drain()
@@ -237,7 +211,7 @@ class Worker:
         except Fault as unreadable:
             log.error("An unreadable cancellation was dropped: %s", unreadable.message)
             return
-        self._context.inflight.abort(cancelled.calls)
+        self._runner.calls.abort(cancelled.calls)
         for ended in cancelled.conversations or ():
             for holder in self._holders:
                 holder.end_conversation(ended.session_id, ended.conversation_id)
@@ -246,31 +220,6 @@ class Worker:
         if not (calls := consumer.calls_for_others(free_slots)):
             return
         start_task(self._sharing, consumer.return_waiting(calls), name="share calls")
-
-
-def with_instrumentation(
-    target: WorkerTarget, card: TargetCard, metrics: WorkerMetrics, turn_queue: OwnQueue
-) -> WorkerTarget:
-    """Return the target with its provider wrapped in an `InstrumentedProvider`, and in a `ConversationProvider`."""
-    provider = target.provider
-
-    def instrument(wrapped: Provider) -> InstrumentedProvider:
-        held = ConversationProvider(wrapped, turn_queue)
-        return InstrumentedProvider(held, card, metrics, record_content=target.trace_content)
-
-    def for_call(holder: CallHolder) -> InstrumentedProvider:
-        assert isinstance(provider, SessionScopedProvider), "only its calls have providers of their own"
-        return instrument(provider.for_call(holder))
-
-    return dataclasses.replace(
-        target,
-        provider=instrument(provider),
-        for_call=for_call if isinstance(provider, SessionScopedProvider) else None,
-        hosts=provider if isinstance(provider, HostedProvider) else None,
-        api_provider=provider if isinstance(provider, ApiProvider) else None,
-        has_quota=card.quota is not None,
-        holds_conversations=isinstance(provider, ConversationHolder) and provider.holds_conversations,
-    )
 
 
 def _has_agents(config: Config) -> bool:

@@ -48,14 +48,10 @@ class Timings:
     ledger_silence_seconds: float = 30.0
     #: Pause before a worker publishes a settle or a reply again that the broker did not accept.
     publish_pause_seconds: float = 0.5
-    #: Pause before a worker tries again to consume a target's queue that the broker refused.
-    consume_pause_seconds: float = 1.0
     #: How long after its deadline a call still waits for a reply that may be on its way.
     deadline_grace_seconds: float = 1.0
     #: A provider that asks for a longer wait than this pauses its target for the whole fleet.
     shared_pause_seconds: float = 2.0
-    #: How long a worker holds a call at most while its target is paused, before it returns the call to the queue.
-    held_call_seconds: float = 60.0
 
     #: How often the metadata service ends expired leases and calls, and retries writes that the ledger refused.
     sweep_seconds: float = 1.0

@@ -15,13 +15,13 @@ from quintain.bus.memory import MemoryBroker
 from quintain.config.loader import load_config
 from quintain.contracts.agents import AgentStep
 from quintain.contracts.invoke import InvokeRequest, Result
-from quintain.contracts.ledger import Admission
+from quintain.contracts.ledger import Admission, AttemptOutcome
 from quintain_host.host import Host
 from quintain_runner.results.row import Answer, Row, RowStatus
-from quintain_worker.attempt import AttemptResult
-from quintain_worker.completion import CallTiming, response_of
+from quintain_worker.attempt import Try
 from quintain_worker.providers.factory import build_provider
 from quintain_worker.providers.provider import ProviderContext
+from quintain_worker.response import CallFacts, reply_of
 from support.model_server import ModelServer, ScriptedResponse, model_server
 from support.results_folder import MADE_OF
 from support.target_placements import scripted_target_class
@@ -150,8 +150,8 @@ async def test_the_steps_of_each_kind_of_target_are_in_the_row(
     finally:
         await provider.close()
         await bus.close()
-    response = response_of(
-        AttemptResult(tries=1, answer=answer), Admission(attempt_id="t", attempt=1), CallTiming("bot", 1, 0)
+    response = reply_of(
+        Try(AttemptOutcome.RESULT, answer=answer), Admission(attempt_id="t", attempt=1), CallFacts("bot")
     )
     result = Result.from_wire(response.wire)
     row = Row(

@@ -339,7 +339,6 @@ def _grant(changes: Changes, session: SessionRow, call: CallRow) -> Admission:
         fault=None,
         is_probe=None,
         tries=call.counted_tries,
-        is_one_try=session.has_cost_limit or None,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Any
 
 from pydantic import ValidationError
@@ -23,7 +23,7 @@ from quintain.contracts.values import shorten
 from quintain.errors import BadRequest, Fault
 from quintain_worker.providers.conversation import with_field
 from quintain_worker.providers.model_requests import calls_and_thinking
-from quintain_worker.providers.provider import Billing, Delta, OnText, Provider, ProviderAnswer, ProviderFailure
+from quintain_worker.providers.provider import Billing, Delta, OnText, ProviderAnswer, ProviderFailure
 
 #: OpenAI's finish reasons by those of providers; clients accept only these. All others are ``stop``.
 _FINISH_REASONS = {
@@ -41,6 +41,10 @@ _TURN_FIELDS = frozenset(
 )  # fmt: skip
 
 
+#: Asks a provider of conversations within so many seconds; what it is given last is called with each piece of text.
+AskConversation = Callable[[InvokeRequest, float, OnText | None], Awaitable[ProviderAnswer]]
+
+
 def check_conversation(request: ApiRequest) -> None:
     """Check a request for a provider that takes conversations only. Raises `BadRequest`, which names the field."""
     if request.api not in CONVERSATION_APIS:
@@ -48,49 +52,38 @@ def check_conversation(request: ApiRequest) -> None:
     check_request(request.api, request.body.values, Policy(image_urls="any"))
 
 
-class ApiConversation:
-    """A provider of conversations, for one request in the words of an API."""
-
-    def __init__(self, provider: Provider) -> None:
-        self._provider = provider
-
-    async def answer(
-        self, request: InvokeRequest | ApiRequest, *, timeout_seconds: float, on_text: OnText | None = None
-    ) -> ProviderAnswer:
-        """Answer in the words of the request's API. Raises `ProviderFailure`."""
-        assert isinstance(request, ApiRequest), "only such requests come here"
-        translation = Translation("this target", ignore_unsupported=request.ignore_unsupported)
-        try:
-            conversation = conversation_of(
-                request_to_chat(request.api, request.body.values, translation), translation, request
-            )
-        except BadRequest as fault:
-            raise ProviderFailure(fault, Billing.UNBILLED) from None
-        head = {"id": f"chatcmpl-{secrets.token_hex(12)}", "created": int(time.time())}
-        stream = _Stream(request.api, head, on_text)
-        on_piece = None if on_text is None else stream.add
-        try:
-            answer = await self._provider.answer(conversation, timeout_seconds=timeout_seconds, on_text=on_piece)
-        except ProviderFailure as failure:
-            raise ProviderFailure(_in_words_of(request, failure.fault, translation), failure.billing) from None
-        chat = mended(chat_answer_of(answer, head))
-        return ProviderAnswer(
-            text="",
-            body=stream.complete(chat),
-            token_usage=answer.token_usage,
-            model=answer.model,
-            finish_reason=answer.finish_reason,
-            ignored=(
-                *translation.ignored,
-                *(_name_in(request, name, translation) for name in answer.ignored),
-                *left_out("chat", request.api, chat),
-            ),
-            host_fingerprint=answer.host_fingerprint,
+async def answer_in_words(
+    ask: AskConversation, request: ApiRequest, timeout_seconds: float, on_text: OnText | None = None
+) -> ProviderAnswer:
+    """Answer a request in the words of its API, by a provider of conversations. Raises `ProviderFailure`."""
+    translation = Translation("this target", ignore_unsupported=request.ignore_unsupported)
+    try:
+        conversation = conversation_of(
+            request_to_chat(request.api, request.body.values, translation), translation, request
         )
-
-    async def close(self) -> None:
-        """Close the provider."""
-        await self._provider.close()
+    except BadRequest as fault:
+        raise ProviderFailure(fault, Billing.UNBILLED) from None
+    head = {"id": f"chatcmpl-{secrets.token_hex(12)}", "created": int(time.time())}
+    stream = _Stream(request.api, head, on_text)
+    on_piece = None if on_text is None else stream.add
+    try:
+        answer = await ask(conversation, timeout_seconds, on_piece)
+    except ProviderFailure as failure:
+        raise ProviderFailure(_in_words_of(request, failure.fault, translation), failure.billing) from None
+    chat = mended(chat_answer_of(answer, head))
+    return ProviderAnswer(
+        text="",
+        body=stream.complete(chat),
+        token_usage=answer.token_usage,
+        model=answer.model,
+        finish_reason=answer.finish_reason,
+        ignored=(
+            *translation.ignored,
+            *(_name_in(request, name, translation) for name in answer.ignored),
+            *left_out("chat", request.api, chat),
+        ),
+        host_fingerprint=answer.host_fingerprint,
+    )
 
 
 def conversation_of(chat: Json, translation: Translation, request: ApiRequest) -> InvokeRequest:

@@ -259,10 +259,6 @@ class CallHolder(NamedTuple):
 class SessionScopedProvider(ABC):
     """A provider that needs to know the call, such as one whose target makes calls charged to the caller's session."""
 
-    def for_call(self, holder: CallHolder) -> Provider:
-        """Return the provider for one call, which this attempt runs. It is closed together with this provider."""
-        return _ProviderOfCall(self, holder)
-
     @abstractmethod
     async def answer(
         self,
@@ -273,24 +269,6 @@ class SessionScopedProvider(ABC):
         holder: CallHolder | None = None,
     ) -> ProviderAnswer:
         """See `Provider.answer`; ``holder`` is the attempt that runs the call."""
-
-
-@dataclass(frozen=True, slots=True)
-class _ProviderOfCall:
-    """The provider of one call."""
-
-    provider: SessionScopedProvider
-    holder: CallHolder
-
-    async def answer(
-        self, request: InvokeRequest, *, timeout_seconds: float, on_text: OnText | None = None
-    ) -> ProviderAnswer:
-        """See `Provider.answer`."""
-        call = self.provider.answer(request, timeout_seconds=timeout_seconds, on_text=on_text, holder=self.holder)
-        return await call
-
-    async def close(self) -> None:
-        """Do nothing: what there is to close is the target's."""
 
 
 class StartedProvider(ABC):

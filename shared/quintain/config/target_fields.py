@@ -212,7 +212,7 @@ class TargetFields(StrictModel):
     """The limit of a call's tries at the provider, in seconds, and the deadline of its calls in `quintain run`, which
     is 600 s at least. If absent, the call's deadline."""
     max_tries: Annotated[int, Field(ge=1, le=10)] = 3
-    """The most tries at the provider in one attempt."""
+    """The most tries of a call at the provider, by all workers together."""
     price: TargetPrice | None = None
     """The price of its tokens. If absent, the provider's list price, if it is known."""
     unsupported: Unsupported = "refuse"

@@ -231,7 +231,7 @@ class Admission(Message):
     refunds nothing. ``ignore_unsupported``: the session was opened with ``unsupported: ignore``.
     ``max_body_bytes`` is the session's limit, if it has one of its own. ``is_probe``: the provider is out, and this
     attempt tries whether it is back, so that a failing try of it does not count. ``tries`` is how many tries the call
-    has had that count. ``is_one_try``: the session has a limit in money, so that each try is an attempt of its own.
+    has had that count.
     """
 
     attempt_id: Token
@@ -247,7 +247,6 @@ class Admission(Message):
     fault: FaultReply | None = None
     is_probe: bool | None = None
     tries: Whole = 0
-    is_one_try: bool | None = None
 
     @property
     def is_grant(self) -> bool:

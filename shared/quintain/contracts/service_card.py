@@ -12,16 +12,12 @@ from quintain.contracts.values import Count, Id, TargetName, Text
 
 
 class ServedTarget(Message):
-    """A target as one service serves it: at most ``slots`` concurrent calls, of which ``in_flight`` are running.
-
-    The target is paused for ``paused_ms`` from now, if that is set.
-    """
+    """A target as one service serves it: at most ``slots`` concurrent calls, of which ``in_flight`` are running."""
 
     name: TargetName
     kind: Text
     slots: Count
     in_flight: Count = 0
-    paused_ms: Count | None = None
 
 
 #: A histogram of durations: ``n`` holds those of at most `BUCKET_BASE` to the power of ``n`` milliseconds.

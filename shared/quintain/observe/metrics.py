@@ -110,19 +110,15 @@ class ServiceMetrics:
             "quintain_target_slots", "How many calls this service may run at once", labels=label_names
         )
         in_use = GaugeMetricFamily("quintain_target_in_flight", "Calls that this service runs", labels=label_names)
-        paused = GaugeMetricFamily(
-            "quintain_target_paused_seconds", "Remaining time of the target's pause", labels=label_names
-        )
         card = None if self._card is None else self._card()
         if card is not None:
             in_flight.add_metric([], card.in_flight)
             for target in card.targets:
                 slots.add_metric([target.name, target.kind], target.slots)
                 in_use.add_metric([target.name, target.kind], target.in_flight)
-                paused.add_metric([target.name, target.kind], (target.paused_ms or 0) / 1000)
             if card.heartbeat_age_ms is not None:
                 heartbeat.add_metric([], card.heartbeat_age_ms / 1000)
-        return in_flight, heartbeat, slots, in_use, paused
+        return in_flight, heartbeat, slots, in_use
 
 
 class _CallbackCollector(Collector):

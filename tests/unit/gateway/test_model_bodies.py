@@ -28,7 +28,7 @@ from quintain.errors import BadRequest
 from quintain_gateway.bodies import BODIES, parse_body
 from quintain_gateway.endpoint import OPENAI
 from quintain_gateway.response_writer import MAX_NAME_LENGTH, format_field_names
-from quintain_worker.providers.api_conversation import ApiConversation, check_conversation, conversation_of
+from quintain_worker.providers.api_conversation import answer_in_words, check_conversation, conversation_of
 from quintain_worker.providers.provider import Delta, OnText, ProviderAnswer
 from support.model_calls import CONVERSATIONS, QUESTIONS, whole_and_streamed
 
@@ -287,7 +287,11 @@ class Answers:
 async def body_of(api: ApiName, provider: Answers, heard: list[Any] | None = None) -> dict[str, Any]:
     """The body of the answer in this API."""
     listener = None if heard is None else heard.append
-    answer = await ApiConversation(provider).answer(request_of(api), timeout_seconds=1, on_text=listener)
+
+    async def ask(request: InvokeRequest, seconds: float, on_text: OnText | None) -> ProviderAnswer:
+        return await provider.answer(request, timeout_seconds=seconds, on_text=on_text)
+
+    answer = await answer_in_words(ask, request_of(api), 1, listener)
     assert answer.body is not None
     return dict(answer.body)
 

@@ -13,6 +13,7 @@ from quintain.bus.memory import MemoryBroker
 from quintain.client.client import connect, connect_admin
 from quintain.config.loader import load_config
 from quintain.contracts.fleet import QuotaState
+from quintain.contracts.invoke import InvokeRequest
 from quintain.contracts.ledger import TargetCard
 from quintain.contracts.session import OpenSession
 from quintain.errors import Fault, Throttled
@@ -20,9 +21,9 @@ from quintain.observe.metrics import ServiceMetrics
 from quintain_metadata.metrics import MAX_QUOTAS, MetadataMetrics
 from quintain_metadata.service import running_metadata
 from quintain_metadata.store.opening import open_ledger_or_wait
-from quintain_worker.instrumented_provider import InstrumentedProvider
-from quintain_worker.providers.provider import Billing, ProviderAnswer, ProviderFailure
-from quintain_worker.target import WorkerMetrics
+from quintain_worker.provider_calls import ask_provider
+from quintain_worker.providers.provider import Billing, CallHolder, ProviderAnswer, ProviderFailure
+from quintain_worker.target import WorkerMetrics, WorkerTarget
 from quintain_worker.worker import run_worker
 from support.memory_fleet import ADMIN_TOKEN
 
@@ -100,11 +101,10 @@ async def test_every_try_is_timed_by_how_it_ended(
     failure: BaseException | None, end: str, throttled: float | None
 ) -> None:
     meter = WorkerMetrics()
-    provider = InstrumentedProvider(
-        StubProvider(failure), TargetCard(name="t", provider="mock", max_concurrency=1), meter
-    )
+    card = TargetCard(name="t", provider="mock", max_concurrency=1)
+    target = WorkerTarget(name="t", provider=StubProvider(failure), card=card)
     with contextlib.nullcontext() if failure is None else pytest.raises(type(failure)):
-        await provider.answer(None, timeout_seconds=1)  # type: ignore[arg-type]
+        await ask_provider(target, CallHolder("s", "r", "a", "w"), meter, InvokeRequest(question="q"), 1)
     assert sample_value(meter, "quintain_worker_provider_seconds_count", {"target": "t", "end": end}) == 1
     assert sample_value(meter, "quintain_worker_throttled_total", {"target": "t"}) == throttled
 

@@ -32,9 +32,9 @@ from quintain.observe.spans import (
     valid_traceparent,
 )
 from quintain.settings import read_trace_settings
-from quintain_worker.instrumented_provider import InstrumentedProvider
-from quintain_worker.providers.provider import ProviderAnswer
-from quintain_worker.target import WorkerMetrics
+from quintain_worker.provider_calls import ask_provider
+from quintain_worker.providers.provider import CallHolder, ProviderAnswer
+from quintain_worker.target import WorkerMetrics, WorkerTarget
 
 THEIRS = f"00-{'ab' * 16}-{'cd' * 8}-01"
 WORK = SpanStart("work")
@@ -168,8 +168,9 @@ async def test_a_tool_that_ran_in_a_call_is_a_span_in_it_where_its_time_is_known
     untold = [tool(), tool(start_ms=1.0, duration_ms=1e9), tool(start_ms=-5.0, duration_ms=1.0)]
     known = tool(start_ms=10.0, duration_ms=20.0, error_type="half \ud83d", tool_call_id="c1")
     agent = _Agent(known, *untold, AgentStep(operation="chat", start_ms=1.0, duration_ms=2.0))
-    provider = InstrumentedProvider(agent, TargetCard(name="bot", provider="agent", max_concurrency=1), WorkerMetrics())
-    await provider.answer(InvokeRequest(question="q"), timeout_seconds=5)
+    card = TargetCard(name="bot", provider="agent", max_concurrency=1)
+    target = WorkerTarget(name="bot", provider=agent, card=card)
+    await ask_provider(target, CallHolder("s", "r", "a", "w"), WorkerMetrics(), InvokeRequest(question="q"), 5)
     ran, call = recorded_spans.get_finished_spans()
     assert (ran.name, call.name) == ("execute_tool search", "invoke_agent bot")
     assert ran.parent.span_id == call.context.span_id

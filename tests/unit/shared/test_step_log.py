@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from quintain.contracts.agents import MAX_STEPS_BYTES, AgentStep, StepsCut
 from quintain.contracts.invoke import Result
-from quintain.contracts.ledger import Admission
+from quintain.contracts.ledger import Admission, AttemptOutcome
 from quintain.contracts.step_log import StepLog, cut_steps
-from quintain_worker.attempt import AttemptResult
-from quintain_worker.completion import CallTiming, response_of
+from quintain_worker.attempt import Try
 from quintain_worker.providers.provider import ProviderAnswer
+from quintain_worker.response import CallFacts, reply_of
 
 
 def tool_step(arguments: object = None, result: object = None, **fields: Any) -> AgentStep:
@@ -26,9 +26,7 @@ def tool_step(arguments: object = None, result: object = None, **fields: Any) ->
 def stored(steps: list[AgentStep], cut: StepsCut | None = None) -> Result:
     """The steps as a caller reads them: through the reply of a call."""
     answer = ProviderAnswer(text="yes", steps=tuple(steps), steps_cut=cut)
-    said = response_of(
-        AttemptResult(tries=1, answer=answer), Admission(attempt_id="t", attempt=1), CallTiming("a", 1, 0)
-    )
+    said = reply_of(Try(AttemptOutcome.RESULT, answer=answer), Admission(attempt_id="t", attempt=1), CallFacts("a"))
     assert isinstance(said.answer, Result), said
     return Result.from_wire(said.wire)
 

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from quintain.contracts.headers import REQUEST_ID_HEADER
 from quintain.contracts.invoke import FaultReply
 from quintain.contracts.ledger import AttemptOutcome, CallKey, Settle
 from quintain.errors import ProviderFailed
@@ -102,32 +101,12 @@ async def test_an_unbilled_call_with_an_unproven_past_is_charged(
     ledger: FakeLedgerService, evaluator: FakeEvaluator
 ) -> None:
     gate = GatedProvider()
-    fault = ProviderFailed(charged=False)
-    gate.outcome = ProviderFailure(fault, Billing.UNBILLED, retryable=True, retry_after_seconds=2)
+    gate.outcome = ProviderFailure(ProviderFailed(charged=False), Billing.UNBILLED)
     ledger.admit_policy = lambda ask: grant(ask, attempt=2, unproven=True)
-    async with running_worker(ledger, gate, max_tries=3):
+    async with running_worker(ledger, gate):
         await evaluator.send_request()
-        await next_item(gate.requests)
-        await asyncio.sleep(0.05)
-        await ledger.send_cancellation(call_key(evaluator))
-        told, settle = await cancelled_results(evaluator, ledger)
+        told, settle = await next_fault(evaluator), await next_item(ledger.settles)
         assert (settle.outcome, told.charged) == (AttemptOutcome.REFUND, True)
-
-
-async def test_a_call_that_somebody_joined_is_not_aborted_until_nobody_waits_for_it(
-    ledger: FakeLedgerService, evaluator: FakeEvaluator, closed_gate: GatedProvider
-) -> None:
-    async with running_worker(ledger, closed_gate):
-        await evaluator.send_request("c1", headers={REQUEST_ID_HEADER: "r"})
-        await next_item(closed_gate.requests)
-        await evaluator.send_request("c2", headers={REQUEST_ID_HEADER: "r"})
-        await asyncio.sleep(0.01)
-        await ledger.send_cancellation(call_key(evaluator, "r"))
-        await asyncio.sleep(0.05)
-        assert evaluator.replies.empty()
-        closed_gate.open.set()
-        assert {(await next_result(evaluator)).replayed for _ in range(2)} == {False, True}
-        assert (await next_item(ledger.settles)).outcome is AttemptOutcome.RESULT
 
 
 async def test_an_answer_that_is_here_stands_whatever_is_taken_back(

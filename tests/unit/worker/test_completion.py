@@ -1,10 +1,10 @@
-"""The end of calls: settled, then answered, then acknowledged, whatever the broker says in between."""
+"""The end of calls: settled, then answered, whatever the broker says in between."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -14,22 +14,24 @@ from quintain.bus.memory import MemoryBroker, MemoryBus
 from quintain.contracts.group import MAX_GROUP_BYTES, REPLY_GROUP_TYPE, decode_group
 from quintain.contracts.invoke import FaultReply
 from quintain.contracts.ledger import AttemptOutcome, Settle, SettleBatch
-from quintain.contracts.message import Message
 from quintain.errors import (
     BadRequest,
     BrokerRefused,
     BrokerUnavailable,
     BusError,
     Cancelled,
-    Fault,
     QueueFull,
     Unroutable,
 )
 from quintain.rpc.requests import RpcClient
 from quintain.topology import REPLY, Exchange
-from quintain_worker.completion import Completion, Reply
+from quintain_worker.call import Call, CallMessage
+from quintain_worker.completion import Completion
 from quintain_worker.ledger_port import BusLedgerPort
+from quintain_worker.response import Reply
+from quintain_worker.target import WorkerTarget
 from support.quick import timings
+from support.running_worker import GatedProvider
 
 FAULT = Cancelled("no")
 
@@ -65,14 +67,10 @@ class ScriptedBus:
         return [f"reply {envelope.correlation_id}"]
 
 
-class FakeDelivery:
-    """A delivery that notes its acknowledgement."""
-
-    def __init__(self, bus: ScriptedBus, name: str) -> None:
-        self._bus, self.correlation_id, self.reply_to, self.exchange = bus, name, "caller", "invoke"
-
-    async def ack(self) -> None:
-        self._bus.said.append(f"{self.correlation_id} acknowledged")
+def call_of(name: str, *, may_share: bool) -> Call:
+    delivery = SimpleNamespace(correlation_id=name, reply_to="caller", headers={})
+    target = WorkerTarget(name="a", provider=GatedProvider())
+    return Call(target, CallMessage(cast(Delivery, delivery)), reads_groups=may_share)
 
 
 @pytest.fixture
@@ -93,28 +91,23 @@ def settle(name: str, padding: int = 0, said: str = "no") -> Settle:
     return Settle(outcome=AttemptOutcome.CHARGED, fault=fault, reply="x" * padding, **fields)
 
 
-def reply_to(bus: ScriptedBus, name: str, *, may_share: bool, answer: Message | Fault = FAULT) -> Reply:
-    delivery = FakeDelivery(bus, name)
-    return Reply(cast(Delivery, delivery), answer, name, delivery.ack, may_share_message=may_share)
+async def finish(
+    completion: Completion, name: str, *, may_share: bool, answer: Any = FAULT, settled: Settle | None = None
+) -> None:
+    """Settle a call, then answer it."""
+    await completion.settle(settled or settle(name))
+    await completion.answer(call_of(name, may_share=may_share), Reply(answer))
 
 
 @either_way
 async def test_each_step_follows_the_broker_s_confirm_of_the_one_before(
     bus: ScriptedBus, completion: Completion, may_share: bool
 ) -> None:
-    def note_settled(name: str) -> Callable[[], None]:
-        return lambda: bus.said.append(f"{name} settled")
-
-    await asyncio.gather(
-        *(
-            completion.finish(reply_to(bus, name, may_share=may_share), settle(name), note_settled(name))
-            for name in "abc"
-        )
-    )
+    await asyncio.gather(*(finish(completion, name, may_share=may_share) for name in "abc"))
     for name in "abc":
         own = [said for said in bus.said if name in said.split()]
-        steps = ["settle {} sent", "settle {} confirmed", "{} settled", "reply {} sent", "reply {} confirmed"]
-        assert own == [step.format(name) for step in [*steps, "{} acknowledged"]]
+        steps = ["settle {} sent", "settle {} confirmed", "reply {} sent", "reply {} confirmed"]
+        assert own == [step.format(name) for step in steps]
     assert bus.batches == [3]
 
 
@@ -125,35 +118,34 @@ async def test_what_the_broker_did_not_confirm_is_sent_again_and_nothing_follows
     bus: ScriptedBus, completion: Completion, may_share: bool, step: str, error: BusError
 ) -> None:
     bus.refusals = {step: [error, error]}
-    await completion.finish(reply_to(bus, "a", may_share=may_share), settle("a"))
+    await finish(completion, "a", may_share=may_share)
     first, then = ("settle a", "reply a")
     times = {first: 1, then: 1, step: 3}
     expected = [f"{first} sent"] * times[first] + [f"{first} confirmed"]
-    assert bus.said == [*expected, *[f"{then} sent"] * times[then], f"{then} confirmed", "a acknowledged"]
+    assert bus.said == [*expected, *[f"{then} sent"] * times[then], f"{then} confirmed"]
 
 
 @either_way
 @pytest.mark.parametrize("gone", [Unroutable("gone"), QueueFull("full")], ids=lambda error: type(error).__name__)
-async def test_a_delivery_whose_caller_is_gone_is_acknowledged(
+async def test_a_caller_that_is_gone_needs_no_reply(
     bus: ScriptedBus, completion: Completion, may_share: bool, gone: BusError
 ) -> None:
     bus.refusals = {"reply a": [gone]}
-    await completion.finish(reply_to(bus, "a", may_share=may_share))
-    assert bus.said == ["reply a sent", "a acknowledged"]
+    await completion.answer(call_of("a", may_share=may_share), Reply(FAULT))
+    assert bus.said == ["reply a sent"]
 
 
 @either_way
 async def test_an_answer_that_cannot_be_written_ends_its_own_call_alone(
     bus: ScriptedBus, completion: Completion, may_share: bool
 ) -> None:
-    broken = reply_to(bus, "a", may_share=may_share, answer=FaultReply.from_fault(Cancelled("\ud800")))
     found = await asyncio.gather(
-        completion.finish(broken, settle("a")),
-        completion.finish(reply_to(bus, "b", may_share=may_share), settle("b")),
+        finish(completion, "a", may_share=may_share, answer=Cancelled("\ud800")),
+        finish(completion, "b", may_share=may_share),
         return_exceptions=True,
     )
-    assert isinstance(found[0], BadRequest)
-    assert [said for said in bus.said if said.endswith("acknowledged")] == ["b acknowledged"]
+    assert (type(found[0]), found[1]) == (BadRequest, None)
+    assert [said for said in bus.said if said.startswith("reply")] == ["reply b sent", "reply b confirmed"]
 
 
 @either_way
@@ -161,12 +153,12 @@ async def test_a_settle_that_cannot_be_written_ends_its_own_call_alone(
     bus: ScriptedBus, completion: Completion, may_share: bool
 ) -> None:
     found = await asyncio.gather(
-        completion.finish(reply_to(bus, "a", may_share=may_share), settle("a", said="\ud800")),
-        completion.finish(reply_to(bus, "b", may_share=may_share), settle("b")),
+        finish(completion, "a", may_share=may_share, settled=settle("a", said="\ud800")),
+        finish(completion, "b", may_share=may_share),
         return_exceptions=True,
     )
-    assert isinstance(found[0], BadRequest)
-    assert [said for said in bus.said if said.endswith("acknowledged")] == ["b acknowledged"]
+    assert (type(found[0]), found[1]) == (BadRequest, None)
+    assert [said for said in bus.said if said.startswith("reply")] == ["reply b sent", "reply b confirmed"]
 
 
 @either_way
@@ -174,18 +166,15 @@ async def test_a_call_that_is_cancelled_is_settled_and_not_sent_again(
     bus: ScriptedBus, completion: Completion, may_share: bool
 ) -> None:
     bus.refusals = {"settle b": [BrokerUnavailable("away")]}
-    tasks = [
-        asyncio.ensure_future(completion.finish(reply_to(bus, name, may_share=may_share), settle(name)))
-        for name in "ab"
-    ]
+    tasks = [asyncio.ensure_future(finish(completion, name, may_share=may_share)) for name in "ab"]
     while "settle b sent" not in bus.said:
         await asyncio.sleep(0)
     tasks[1].cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     # Both were in one message, which was not confirmed: that of the call that goes on is sent again.
     assert bus.batches == [2, 1]
-    assert "a acknowledged" in bus.said
-    assert not {"reply b sent", "b acknowledged"} & set(bus.said)
+    assert "reply a confirmed" in bus.said
+    assert "reply b sent" not in bus.said
 
 
 async def test_a_large_settle_goes_alone_and_the_others_around_it_together(

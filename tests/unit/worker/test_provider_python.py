@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import sys
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -475,14 +475,18 @@ async def test_a_function_that_ends_its_process_is_told_and_the_process_begins_a
 async def test_calls_that_are_lost_beside_others_are_tried_again_apart(folder: Path) -> None:
     names = ["q1", "q2", "q3", "end os._exit(1)"]
     async with started(folder, ENDING, {"KEY": "k"}, env_from=["KEY"]) as provider:
-        calls = [provider.for_call(CallHolder("s", name, "a", "w")) for name in names]
-        first = [ask(call, name) for call, name in zip(calls, names, strict=True)]
+
+        def ask_for_call(name: str) -> Awaitable[ProviderAnswer]:
+            holder = CallHolder("s", name, "a", "w")
+            return provider.answer(InvokeRequest(question=name), timeout_seconds=60, holder=holder)
+
+        first = [ask_for_call(name) for name in names]
         lost = await asyncio.gather(*first, return_exceptions=True)
         assert [(failed.billing, failed.retryable) for failed in lost if isinstance(failed, ProviderFailure)] == [
             (Billing.UNKNOWN, True)
         ] * 4
         (folder / "go").touch()
-        second = [ask(call, name) for call, name in zip(calls, names, strict=True)]
+        second = [ask_for_call(name) for name in names]
         *answers, ended = await asyncio.gather(*second, return_exceptions=True)
         assert [answer.text.split()[0] for answer in answers if isinstance(answer, ProviderAnswer)] == names[:3]
         assert isinstance(ended, ProviderFailure)

@@ -7,11 +7,12 @@ import asyncio
 import pytest
 
 from quintain.bus.base import Envelope
+from quintain.contracts.headers import REQUEST_ID_HEADER, TOKEN_HEADER
 from quintain.contracts.invoke import FaultReply
 from quintain.contracts.ledger import Admission, Admit
 from quintain.errors import Cancelled, QueueFull
 from quintain.topology import BACKLOG, Exchange, Queue, backlog_queue, held_key, target_queue
-from quintain_worker import inflight
+from quintain_worker import call as calls
 from support.fake_ledger_service import FakeEvaluator, FakeLedgerService, grant, next_item, send_again
 from support.quick import timings
 from support.running_worker import GatedProvider, next_fault, next_result, running_worker, wait_acknowledged
@@ -57,6 +58,29 @@ async def test_calls_of_a_group_that_is_delivered_again_and_again_are_asked_and_
     assert (ledger.admits.qsize(), evaluator.replies.qsize()) == (3, 0)
 
 
+@pytest.mark.parametrize("differs", ["correlation id", "token", "body", "target"])
+async def test_another_message_with_the_same_request_id_is_left_to_the_ledger(
+    ledger: FakeLedgerService, evaluator: FakeEvaluator, closed_gate: GatedProvider, differs: str
+) -> None:
+    other = FakeEvaluator(ledger.bus, "b")
+    await other.start()
+    headers = {REQUEST_ID_HEADER: "r", TOKEN_HEADER: evaluator.token}
+    asking, name, body = evaluator, "c", b'{"question": "x"}'
+    async with running_worker(ledger, closed_gate, closed_gate):
+        await evaluator.send_request(name, headers=headers)
+        await next_item(ledger.admits)
+        if differs == "correlation id":
+            name = "d"
+        elif differs == "token":
+            headers[TOKEN_HEADER] = other.token
+        elif differs == "body":
+            body = b'{"question": "y"}'
+        else:
+            asking = other
+        await asking.send_request(name, headers=headers, body=body, reply_to=evaluator.reply_key)
+        assert (await next_item(ledger.admits)).request_id == "r"
+
+
 async def test_the_ledger_says_what_becomes_of_a_cancelled_call_that_another_worker_may_run(
     ledger: FakeLedgerService, evaluator: FakeEvaluator
 ) -> None:
@@ -79,7 +103,7 @@ async def test_the_ledger_says_what_becomes_of_a_cancelled_call_that_another_wor
 
 @pytest.fixture
 def quick_move(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inflight, "MOVE_SECONDS", 0.05)
+    monkeypatch.setattr(calls, "MOVE_SECONDS", 0.05)
 
 
 def messages(ledger: FakeLedgerService, queue: Queue) -> int:

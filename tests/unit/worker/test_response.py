@@ -9,9 +9,9 @@ from quintain.contracts.invoke import OutputMessage, Result
 from quintain.contracts.ledger import Admission, AdmitReply, AttemptOutcome
 from quintain.contracts.message import DEFAULT_REPLY_BYTES, MAX_BODY_BYTES
 from quintain.errors import ProviderFailed, ReplyTooLarge
-from quintain_worker.attempt import AttemptResult
-from quintain_worker.completion import CallResponse, CallTiming, response_of
+from quintain_worker.attempt import Try
 from quintain_worker.providers.provider import ProviderAnswer
+from quintain_worker.response import CallFacts, Reply, reply_of
 
 
 @pytest.mark.parametrize(("depth", "carried"), [(1, True), (150, True), (195, False), (220, False), (300, False)])
@@ -20,8 +20,8 @@ def test_what_is_answered_can_be_read_when_the_ledger_answers_it_again(depth: in
     for _ in range(depth):
         part = [part]
     output = [OutputMessage.model_construct(role="assistant", content=[{"part": part}])]
-    ending = AttemptResult(tries=1, answer=ProviderAnswer(text="yes", output=output))
-    said = response_of(ending, Admission(attempt_id="t", attempt=1), CallTiming(target="a", duration_ms=1, queued_ms=0))
+    ending = Try(AttemptOutcome.RESULT, answer=ProviderAnswer(text="yes", output=output))
+    said = reply_of(ending, Admission(attempt_id="t", attempt=1), CallFacts("a"))
     if not carried:
         assert isinstance(said.answer, ProviderFailed)
         assert (said.outcome, said.answer.charged) == (AttemptOutcome.CHARGED, True)
@@ -31,17 +31,17 @@ def test_what_is_answered_can_be_read_when_the_ledger_answers_it_again(depth: in
     assert AdmitReply.from_wire(answer.to_wire()) == answer
 
 
-def response_with(text: str, session_limit: int | None) -> CallResponse:
-    ending = AttemptResult(tries=1, answer=ProviderAnswer(text=text))
+def reply_with(text: str, session_limit: int | None) -> Reply:
+    ending = Try(AttemptOutcome.RESULT, answer=ProviderAnswer(text=text))
     grant = Admission(attempt_id="t", attempt=1, max_body_bytes=session_limit)
-    return response_of(ending, grant, CallTiming(target="a", duration_ms=1, queued_ms=0))
+    return reply_of(ending, grant, CallFacts("a"))
 
 
 @pytest.mark.parametrize("character", ["x", "\n", "ü", "\U0001f600"])
 def test_an_answer_of_the_documented_size_is_sent_and_its_text_once(character: str) -> None:
     # 1 kB is for the other fields.
     text = character * ((DEFAULT_REPLY_BYTES - 1000) // (len(to_json(character)) - 2))
-    said = response_with(text, None)
+    said = reply_with(text, None)
     assert isinstance(said.answer, Result)
     assert len(to_json(text)) < len(said.wire) <= DEFAULT_REPLY_BYTES
     assert said.answer.raw_text == text
@@ -56,8 +56,8 @@ def test_an_answer_of_the_documented_size_is_sent_and_its_text_once(character: s
     ],
 )
 def test_a_session_says_how_large_an_answer_may_be_up_to_a_message(session_limit: int | None, limit: int) -> None:
-    assert isinstance(response_with("x" * (limit - 1000), session_limit).answer, Result)
-    said = response_with("x" * limit, session_limit)
+    assert isinstance(reply_with("x" * (limit - 1000), session_limit).answer, Result)
+    said = reply_with("x" * limit, session_limit)
     assert isinstance(said.answer, ReplyTooLarge)
     assert (said.outcome, str(limit) in said.answer.message) == (AttemptOutcome.CHARGED, True)
 
@@ -67,9 +67,7 @@ def test_a_session_says_how_large_an_answer_may_be_up_to_a_message(session_limit
 )
 def test_the_text_of_an_answer_is_that_of_its_last_message(text: str, contents: list[str]) -> None:
     answer = ProviderAnswer(text=text, output=[OutputMessage(content="Let me see")])
-    said = response_of(
-        AttemptResult(tries=1, answer=answer), Admission(attempt_id="t", attempt=1), CallTiming("a", 1, 0)
-    )
+    said = reply_of(Try(AttemptOutcome.RESULT, answer=answer), Admission(attempt_id="t", attempt=1), CallFacts("a"))
     assert isinstance(said.answer, Result)
     assert [message.content for message in said.answer.output] == contents
     assert said.answer.raw_text == contents[-1]

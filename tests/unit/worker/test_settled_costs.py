@@ -15,7 +15,7 @@ from quintain_worker.providers.model_failures import CONNECTION_LOST, FAILED, SE
 from quintain_worker.providers.provider import Provider, ProviderAnswer
 from support.fake_ledger_service import FakeEvaluator, FakeLedgerService, next_item
 from support.running_worker import GatedProvider, running_worker
-from unit.worker.test_quota_attempts import FailingProvider, short_backoff
+from unit.worker.test_tries import FailingProvider, settles_until_end, short_backoff
 
 __all__ = ["short_backoff"]
 
@@ -23,10 +23,8 @@ PRICE = Price(input_per_million=Decimal(1), output_per_million=Decimal(2))
 CALL = ToolCall(id="1", name="f", arguments="{}")
 
 
-async def settle_of(
-    ledger: FakeLedgerService, evaluator: FakeEvaluator, provider: Provider, price: Price, max_tries: int = 1
-) -> Settle:
-    async with running_worker(ledger, provider, price=price, max_tries=max_tries):
+async def settle_of(ledger: FakeLedgerService, evaluator: FakeEvaluator, provider: Provider, price: Price) -> Settle:
+    async with running_worker(ledger, provider, price=price):
         await evaluator.send_request()
         return await next_item(ledger.settles)
 
@@ -72,39 +70,43 @@ async def test_no_tokens_are_no_usage_and_cost_what_is_unknown(
     assert (settle.cost, settle.token_usage) == (cost, None if cost is None else usage)
 
 
-def failing(*kinds: FailureKind) -> FailingProvider:
-    return FailingProvider(*(kind.failure("it broke", None, None) for kind in kinds))
+def failing(kind: FailureKind) -> FailingProvider:
+    return FailingProvider(kind.failure("it broke", None, None))
 
 
 @pytest.mark.parametrize(
-    ("price", "kinds", "cost"),
+    ("price", "kind", "cost"),
     [
-        ("free", [SERVER_ERROR], 0),
-        ("free", [FAILED, SERVER_ERROR], 0),
-        ("free", [SERVER_ERROR, CONNECTION_LOST], None),
-        ("free", [TIMED_OUT], None),
-        ("free", [failures.FAILED], 0),
-        ("free", [failures.REJECTED], 0),
-        ("free", [failures.STREAM_INTERRUPTED], None),
-        ("held", [SERVER_ERROR], None),
-        (None, [SERVER_ERROR], None),
+        ("free", SERVER_ERROR, 0),
+        ("free", FAILED, 0),
+        ("free", CONNECTION_LOST, None),
+        ("free", TIMED_OUT, None),
+        ("free", failures.FAILED, 0),
+        ("free", failures.REJECTED, 0),
+        ("free", failures.STREAM_INTERRUPTED, None),
+        ("held", SERVER_ERROR, None),
+        (None, SERVER_ERROR, None),
     ],
 )
 async def test_a_failure_that_the_provider_answered_costs_nothing_where_it_says_so(
-    ledger: FakeLedgerService, evaluator: FakeEvaluator, price: str | None, kinds: list[FailureKind], cost: int | None
+    ledger: FakeLedgerService, evaluator: FakeEvaluator, price: str | None, kind: FailureKind, cost: int | None
 ) -> None:
     found = Price.model_validate({"per_call": 0.5, "failed_tries": price})
-    settle = await settle_of(ledger, evaluator, failing(*kinds), found, len(kinds))
+    settle = await settle_of(ledger, evaluator, failing(kind), found)
     assert settle.outcome in {AttemptOutcome.CHARGED, AttemptOutcome.IN_DOUBT}
-    assert (settle.cost, settle.tries, settle.unproven) == (cost, len(kinds), len(kinds))
+    assert (settle.cost, settle.tries, settle.unproven) == (cost, 1, 1)
 
 
-async def test_an_answer_after_free_failures_has_no_try_of_unknown_cost(
+async def test_an_answer_after_a_free_failure_costs_what_it_does_alone(
     ledger: FakeLedgerService, evaluator: FakeEvaluator
 ) -> None:
     provider = failing(SERVER_ERROR)
     provider.outcome = ProviderAnswer(text="yes")
     price = Price.model_validate({"per_call": 0.5, "failed_tries": "free"})
-    settle = await settle_of(ledger, evaluator, provider, price, 2)
-    assert (settle.outcome, settle.cost, settle.tries) == (AttemptOutcome.RESULT, 5 * 10**11, 2)
-    assert settle.unproven is None
+    async with running_worker(ledger, provider, price=price, max_tries=2):
+        await evaluator.send_request()
+        settles = await settles_until_end(ledger)
+    assert [(one.outcome, one.cost, one.unproven) for one in settles] == [
+        (AttemptOutcome.RETRY, 0, 1),
+        (AttemptOutcome.RESULT, 5 * 10**11, None),
+    ]

@@ -82,9 +82,9 @@ async def test_chunks_of_several_calls_travel_together() -> None:
     bus: Any = SimpleNamespace(publish=publish)
     deliveries: list[Any] = [SimpleNamespace(reply_to="k", correlation_id=name) for name in "ab"]
     groups = ReplyGroups(bus, 1000)
-    senders = [ChunkSender(bus, each, "r", first_attempt=0, groups=groups) for each in deliveries]
+    senders = [ChunkSender(bus, each, "r", 1, groups=groups) for each in deliveries]
     for sender in senders:
-        sender.add(1, "text")
+        sender.add("text")
     envelope = await next_item(published)
     assert (envelope.type, envelope.persistent, envelope.expiration_ms) == (REPLY_GROUP_TYPE, False, 1000)
     items = decode_group(envelope.body)
@@ -105,14 +105,14 @@ async def test_pieces_are_sent_at_once_and_then_joined() -> None:
     delivery: Any = SimpleNamespace(reply_to="k", correlation_id="c")
     for groups in (None, ReplyGroups(bus, 1000)):
         deltas.clear()
-        sender = ChunkSender(bus, delivery, "r", first_attempt=0, groups=groups)
-        sender.add(1, "first ")
+        sender = ChunkSender(bus, delivery, "r", 1, groups=groups)
+        sender.add("first ")
         for _ in range(20):
             await asyncio.sleep(0)
         assert deltas == ["first "]
         began = time.monotonic()
         for number in range(20):
-            sender.add(1, f"{number} ")
+            sender.add(f"{number} ")
             await asyncio.sleep(0.004)
         await asyncio.sleep(2 * JOIN_SECONDS)
         joins = (time.monotonic() - began) / JOIN_SECONDS

@@ -1,4 +1,4 @@
-"""A target with a quota: each try is an attempt of its own, and the ledger says when the next one may begin."""
+"""Each try is an attempt of its own, and the ledger says when the next one may begin."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ from quintain.contracts.headers import ACCEPT_HEADER, TRACEPARENT_HEADER
 from quintain.contracts.invoke import Chunk, FaultReply, InvokeRequest, TokenUsage
 from quintain.contracts.ledger import Admission, Admit, AttemptOutcome, CallKey, Settle
 from quintain.contracts.quota import QuotaCard, QuotaTerms, RateFigures, RateReport, TryFailure, TryOutcome, TryReport
-from quintain.errors import Expired, Fault, ProviderError, ProviderFailed, TargetUnavailable, Throttled
+from quintain.errors import Expired, ProviderError, ProviderFailed, TargetUnavailable, Throttled
 from quintain.topology import target_queue
 from quintain_worker import attempt as attempts
-from quintain_worker.attempt import AttemptResult, CallTries
 from quintain_worker.providers.provider import Billing, OnText, ProviderAnswer, ProviderFailure
-from quintain_worker.target import WorkerTarget
 from support.fake_ledger_service import FakeEvaluator, FakeLedgerService, grant, next_item
 from support.running_worker import GatedProvider, next_fault, next_result, running_worker
 
@@ -86,8 +84,8 @@ async def test_a_throttled_try_ends_its_attempt_and_the_call_asks_again_with_ano
         assert (settles[0].unproven, settles[0].fault and settles[0].fault.code) == (None, "throttled")
         assert settles[-1].report == TryReport(outcome=TryOutcome.ANSWERED, tokens=3)
         assert (result.attempts, result.token_usage) == (6, TokenUsage(input=1, output=2))
-        # The governor paces the key: the target is not paused.
-        assert ledger.paused == {}
+        # The ledger's line paces the key.
+        assert {settle.is_counted for settle in settles} == {None}
 
 
 @pytest.mark.parametrize(("billing", "unproven"), [(Billing.BILLED, 1), (Billing.UNBILLED, None)])
@@ -229,51 +227,36 @@ async def test_the_chunks_of_a_later_attempt_void_those_of_the_earlier_ones(
     assert len(numbers) == 3
 
 
-def ended(fault: Fault, taken: TryOutcome) -> AttemptResult:
-    return AttemptResult(1, None, fault, AttemptOutcome.RETRY, report=TryReport(outcome=taken))
-
-
-async def test_only_failing_tries_take_from_the_time_and_the_tries_of_a_target() -> None:
-    tries = CallTries()
-    target = WorkerTarget(name="a", provider=GatedProvider(), max_tries=3, timeout_seconds=60, has_quota=True)
-    given = Admission(attempt_id="x", tries=1)
-    probe = given.with_fields(is_probe=True)
-    assert tries.policy(target, given, 0)[:3] == (2, 0, 60)
-    assert tries.add(ended(Throttled("slow down"), TryOutcome.THROTTLED), 5, given) is None
-    assert tries.policy(target, given, 0)[:3] == (2, 0, 60)
-    assert tries.add(ended(ProviderFailed(charged=True), TryOutcome.FAILED), 5, given)
-    assert tries.policy(target, given, 0)[:3] == (2, 0, 55)
-    assert tries.add(ended(ProviderFailed(charged=True), TryOutcome.FAILED), 5, probe) is None
-    assert tries.policy(target, given, 0)[:3] == (2, 0, 50)
-    assert tries.count == 3
-
-
-@pytest.mark.parametrize("accepts", ["", "chunk"])
-async def test_under_a_limit_in_money_each_try_is_an_attempt_without_a_quota_too(
-    ledger: FakeLedgerService, evaluator: FakeEvaluator, accepts: str
+async def test_without_a_quota_each_try_is_an_attempt_too_and_the_ledger_is_told_how_long_the_next_one_waits(
+    ledger: FakeLedgerService, evaluator: FakeEvaluator
 ) -> None:
     refused = throttled()
-    refused.retry_after_seconds = 0.01
-    refused.rates = None
-    provider = FailingProvider(refused, failed())
-    ledger.admit_policy = lambda ask: grant(ask, is_one_try=True)
-    async with running_worker(ledger, provider, max_tries=3):
-        await evaluator.send_request(headers={ACCEPT_HEADER: accepts})
+    refused.retry_after_seconds = 0.25
+    async with running_worker(ledger, FailingProvider(refused, failed()), max_tries=3):
+        await evaluator.send_request()
         settles = await settles_until_end(ledger)
+        result = await next_result(evaluator)
     admits = [ledger.admits.get_nowait().attempt_id for _ in range(3)]
     assert ledger.admits.empty()
     assert admits == [settle.attempt_id for settle in settles]
     assert len(set(admits)) == 3
     assert [settle.outcome for settle in settles] == [AttemptOutcome.RETRY] * 2 + [AttemptOutcome.RESULT]
-    assert [settle.unproven for settle in settles] == [None, True, None]
+    assert [(settle.tries, settle.unproven, settle.is_counted) for settle in settles] == [
+        (1, None, True),
+        (1, 1, True),
+        (1, None, None),
+    ]
+    assert [settle.retry_after_ms is None for settle in settles] == [False, False, True]
+    assert (settles[0].retry_after_ms, settles[0].report and settles[0].report.rates) == (250, RATES)
+    assert result.attempts == 3
 
 
-async def test_under_a_limit_in_money_the_last_try_of_a_target_ends_its_call(
+async def test_a_target_has_its_last_try_whatever_worker_made_those_before(
     ledger: FakeLedgerService, evaluator: FakeEvaluator
 ) -> None:
-    ledger.admit_policy = lambda ask: grant(ask, is_one_try=True)
+    ledger.tries["r-c1"] = 1
     async with running_worker(ledger, FailingProvider(*(failed() for _ in range(4))), max_tries=2):
         await evaluator.send_request()
         assert (await next_fault(evaluator)).code == "provider_error"
         settles = await settles_until_end(ledger)
-    assert [settle.outcome for settle in settles] == [AttemptOutcome.RETRY, AttemptOutcome.CHARGED]
+    assert [settle.outcome for settle in settles] == [AttemptOutcome.CHARGED]
