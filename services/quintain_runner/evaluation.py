@@ -263,7 +263,13 @@ async def execute_run(options: RunOptions, listener: RunListener | None = None) 
         raise ConfigError(f"{options.path}: there is no such file; `quintain init` writes one to start from")
     with contextlib.ExitStack() as stack:
         if options.replay is not None:
-            options = replace(options, recording=stack.enter_context(open_recording(options.replay)))
+            recording = stack.enter_context(open_recording(options.replay))
+            if recording.path.parent.resolve() == options.folder.resolve():
+                raise ConfigError(
+                    f"--replay {options.replay}: the rows would be written into the folder of the recording; "
+                    "name another --output"
+                )
+            options = replace(options, recording=recording)
         # The earlier results are renamed first, because the dataset's command stores its output in the folder.
         with _set_aside(options.folder, listener) if options.is_fresh else contextlib.nullcontext():
             run = await checked_run(options)

@@ -125,6 +125,7 @@ def test_a_recording_gives_the_same_scores_and_tables_and_asks_nobody(shell: Com
     asked = len(server.requests)
     # Neither the key of the provider nor the function is there any more.
     (shell.folder / "graders.py").unlink()
+    shell.run("run", "eval.yaml", "--output", "one", "--replay", "one", code=2)
     again = shell.run("run", "eval.yaml", "--output", "two", "--replay", "one")
     assert len(server.requests) == asked
     assert tables(again.stdout) == tables(first.stdout)
