@@ -12,7 +12,6 @@ from functools import partial
 from pydantic import JsonValue
 
 from quintain.contracts.invoke import ChatMessage, OutputMessage
-from quintain.web import visible
 from quintain_runner.graders.judge_request import sent_request
 from quintain_runner.results.counts import has_cut_answer
 from quintain_runner.results.row import Check, GraderRow, JudgeUsed, Row, RowCase
@@ -185,7 +184,7 @@ def case_page(case_id: str, rows: Sequence[Row], origin: CaseOrigin, max_steps: 
         same_as={number: earlier for repeats in strip.values() for number, earlier in _same_answers(repeats)},
         first_open=next((number for number, one in enumerate(answers) if one.outcome != "passed"), 0),
         is_expected_text=case is not None and isinstance(case.expected, str),
-        grade_again=visible(shlex.join(["quintain", "rescore", origin.folder])),
+        grade_again=shlex.join(["quintain", "rescore", origin.folder]),
     )
 
 
@@ -203,13 +202,13 @@ def _ask_again(row: Row, origin: CaseOrigin) -> str:
     """The command that asks a case again: in its folder a row that failed, one with an answer only in another one."""
     folder = origin.folder if outcome_of(row) is Outcome.ERROR else f"{origin.folder}-again"
     words = ["quintain", "run", origin.evaluation, "--output", folder, "--target", row.target, "--case", row.case_id]
-    return visible(shlex.join(words))
+    return shlex.join(words)
 
 
 def _shown_answer(row: Row, origin: CaseOrigin, max_steps: int) -> ShownAnswer:
     messages = row.answer.messages if row.answer is not None else None
     return ShownAnswer(
-        column=visible(row.column),
+        column=row.column,
         repeat=row.repeat,
         outcome=OUTCOME_WORDS[outcome_of(row)],
         score=row.score,
@@ -220,8 +219,8 @@ def _shown_answer(row: Row, origin: CaseOrigin, max_steps: int) -> ShownAnswer:
         verdicts=[_shown_verdict(name, grader, row, origin, name) for name, grader in row.graders.items()],
         error=None if row.error is None else shown(f"{row.error.code}: {row.error.error}"),
         called=_target_calls(row, origin),
-        facts=[(name, visible(value)) for name, value in _facts(row)],
-        stale=[visible(reason) for reason in row.stale or ()],
+        facts=list(_facts(row)),
+        stale=row.stale or [],
         content_omitted=row.content_omitted,
         ask_again=_ask_again(row, origin),
         raw_id=f"{row.column}#{row.repeat}",
@@ -246,7 +245,7 @@ def _calls_of(ids: Sequence[tuple[str, str | None]], words: str, origin: CaseOri
     """The calls of these ids, each with its name; where no list of calls is at hand, what the row says of them."""
     named = [(name, one) for name, one in ids if one is not None]
     known = [call for _, one in named for call in origin.calls.get(one, ())]
-    return known or [ShownCall(words, [(name, visible(one)) for name, one in named])]
+    return known or [ShownCall(words, list(named))]
 
 
 def _target_calls(row: Row, origin: CaseOrigin) -> list[ShownCall]:
@@ -308,7 +307,7 @@ def _shown_verdict(name: str, grader: GraderRow, row: Row, origin: CaseOrigin, r
         outcome = "tied"
     used = grader.judge
     return ShownVerdict(
-        name=visible(name),
+        name=name,
         outcome=outcome,
         score=grader.score,
         reason=None if grader.reason is None else shown(grader.reason),
@@ -317,10 +316,10 @@ def _shown_verdict(name: str, grader: GraderRow, row: Row, origin: CaseOrigin, r
         details=None if grader.details is None else shown(json_text(grader.details)),
         called=_calls_of(ids, words, origin) if grader.request_id or grader.session_id else [],
         weight=grader.weight,
-        judge=visible(_judge_text(grader)),
+        judge=_judge_text(grader),
         prompt=partial(_shown_prompt, origin.judges.get(recorded), row, used),
         reply=None if used is None or used.reply is None else shown(used.reply),
-        notes=[visible(note) for note in _judge_notes(grader, row.target)],
+        notes=list(_judge_notes(grader, row.target)),
         votes=[_shown_verdict(judge, vote, row, origin, recorded) for judge, vote in grader.votes.items()]
         + [_shown_verdict(part, one, row, origin, part) for part, one in grader.parts.items()],
     )

@@ -12,7 +12,6 @@ from typing import Final
 import apsw
 
 from quintain.errors import ConfigError
-from quintain.web import visible
 from quintain_runner.report.comparison import (
     CaseChange,
     Comparison,
@@ -168,7 +167,6 @@ class ComparedCase:
     """A case in both runs. ``asked`` has what both asked, or first the one and then the other where they differ."""
 
     case_id: str
-    shown_id: str
     passed: str
     asked: list[CasePage]
     in_later: bool
@@ -188,7 +186,6 @@ def compared_case(case_id: str, rows: Sequence[Sequence[Row]], *, by_question: b
     repeats = [_compared_repeat(place, before.get(place), after.get(place)) for place in places]
     return ComparedCase(
         case_id=case_id,
-        shown_id=visible(case_id),
         passed=" → ".join(_passed(page.answers) for page in pages),
         asked=asked if len({place[1:] for place in places}) > 1 else asked[-1:],
         in_later=bool(rows[1]),
@@ -244,7 +241,7 @@ def read_compare_page(
         trials = sum(report.summary.total.trials for report in reports)
         compared = _comparison(states, force=force) if trials <= MAX_COMPARED_TRIALS else None
     except ConfigError as error:
-        return ComparePage(visible(names[0]), visible(names[1]), visible(error.message))
+        return ComparePage(names[0], names[1], error.message)
     columns = next((choice for choice in choices if choice[0] == target), choices[0])
     runs = [ComparedRun.of(report, column) for report, column in zip(reports, columns, strict=True)]
     by_question = not force and not has_same_dataset(before, after)
@@ -252,13 +249,11 @@ def read_compare_page(
     rows = zip(changes.case_ids, *(run.rows(changes.case_ids) for run in runs), strict=True)
     command = shlex.join(["quintain", "compare", *(str(folder) for folder in folders)])
     return ComparePage(
-        before=visible(names[0]),
-        after=visible(names[1]),
-        conclusion=visible(
-            conclusion(compared) if compared else f"{command} prints the statistics of runs of this size"
-        ),
+        before=names[0],
+        after=names[1],
+        conclusion=conclusion(compared) if compared else f"{command} prints the statistics of runs of this size",
         tables=list(comparison_tables(compared)) if compared else [],
-        notes=[visible(line) for line in (comparison_lines(compared) if compared else [changes.text])],
+        notes=list(comparison_lines(compared)) if compared else [changes.text],
         choices=choices,
         columns=columns,
         changes=changes,

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from markupsafe import Markup
 
-from quintain.web import SCRIPT_NAME, STYLE_NAME, static_file, visible
+from quintain.web import SCRIPT_NAME, STYLE_NAME, static_file
 from quintain_runner.files import atomic_write
 from quintain_runner.report.run_file import RunFile, read_run
 from quintain_runner.report.text_table import TextTable
@@ -103,7 +103,7 @@ def html_of_runs(folders: Sequence[Path], case_id: str | None = None) -> str:
 
 def _read_run(folder: Path, place: str, case_id: str | None) -> RunPart:
     if has_only_trajectories(folder):
-        return RunPart(place, visible(folder.resolve().name), visible(str(folder)), read_trajectories(folder, place))
+        return RunPart(place, folder.resolve().name, str(folder), read_trajectories(folder, place))
     run = read_run(folder)
     progress = update_index(folder, run)
     try:
@@ -155,7 +155,7 @@ def _chosen_cases(case_id: str | None, index: IndexReader) -> list[CaseEntry]:
     if case_id is not None:
         case = index.find_case(case_id)
         if case is None:
-            raise ContentMissing(f"This run has no row of a case {visible(case_id)}")
+            raise ContentMissing(f"This run has no row of a case {case_id}")
         return [case]
     failed = index.list_cases(TrialFilter(states=(TrialState.FAILED, TrialState.ERROR)), offset=0, limit=MAX_CASES)
     first = list(dict.fromkeys([*failed, *index.list_cases(TrialFilter(), offset=0, limit=MAX_CASES)]))[:MAX_CASES]

@@ -18,7 +18,6 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from quintain.web import visible
 from quintain_runner.results.labels import Chosen, Note, NoteKey, append_note, latest_notes, read_notes
 from quintain_runner.results.row import Row
 from quintain_view.case_page import CaseOrigin, case_page
@@ -80,7 +79,7 @@ class LabelPages:
         return await page_response(
             "label.html",
             name=name,
-            title=visible(name),
+            title=name,
             queues=QUEUES,
             chosen=chosen,
             page=page,

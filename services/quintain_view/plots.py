@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from quintain.web import visible
 from quintain_runner.statistics.analysis import Analysis, TargetPair, format_p
 from quintain_runner.statistics.inference import Interval
 from quintain_view.index_schema import SCORE_BINS, ColumnCounts
@@ -57,7 +56,7 @@ def _histogram(column: str, counts: Sequence[int]) -> Histogram:
         label = f"{edges[number]} to {edges[number + 1]}: {count:,}"
         bars.append(Bar(number * step + 1, BAR_AREA_HEIGHT - height, step - 2, height, count, label))
     filled = [bar.label for bar in bars if bar.count]
-    title = f"score, {visible(column)}"
+    title = f"score, {column}"
     ticks = [(number * step, edges[number]) for number in (0, SCORE_BINS // 2, SCORE_BINS)]
     return Histogram(title, bars, ticks, f"{title}: {'; '.join(filled) or 'none yet'}")
 
@@ -82,7 +81,7 @@ def trend_points(runs: Sequence[tuple[str, float, Interval | None]]) -> list[Tre
     points = []
     for number, (words, share, interval) in enumerate(shown):
         y, low, high = (TREND_HEIGHT * (1 - end) for end in _ends(share, interval))
-        points.append(TrendPoint(number * step, y, low, high, visible(words)))
+        points.append(TrendPoint(number * step, y, low, high, words))
     return points
 
 
@@ -121,7 +120,7 @@ def difference_plot(analysis: Analysis) -> DifferencePlot | None:
 def _difference_line(pair: TargetPair, bound: float, number: int) -> DifferenceLine:
     interval = pair.score.estimate.interval
     value, low, high = _ends(pair.score.estimate.value, interval)
-    label = visible(f"{pair.first} - {pair.second}")
+    label = f"{pair.first} - {pair.second}"
     shown_interval = "no interval" if interval is None else f"95 % from {interval.low:+.2f} to {interval.high:+.2f}"
     word = "significant" if pair.score.significant else "not significant"
     return DifferenceLine(

@@ -13,7 +13,6 @@ from pydantic import ValidationError
 
 from quintain.contracts.invoke import TokenUsage
 from quintain.fleet.tables import duration
-from quintain.web import visible
 from quintain_runner.report.run_file import RunFile, read_run
 from quintain_runner.report.run_report import read_recorded_report
 from quintain_runner.results.bill import dollars
@@ -104,7 +103,7 @@ def read_case_rows(folder: Path, case_id: str) -> list[Row]:
             raise NotIndexed
         case = index.find_case(case_id)
         if case is None:
-            raise ContentMissing(f"This run has no row of a case {visible(case_id)}")
+            raise ContentMissing(f"This run has no row of a case {case_id}")
         return rows_of_case(folder, index, case)
 
 
@@ -218,5 +217,5 @@ def _shown_call(fields: Mapping[str, object], run: RunFile) -> ShownCall:
         parts.append(f"{used.input:,} in, {used.output:,} out")
         parts += [dollars(price.of_call(used))] if price is not None else []
     names = {"requestId": "request id", "attempts": "attempts", "faultCode": "fault"}
-    shown = [(words, visible(str(fields[name]))) for name, words in names.items() if fields.get(name) not in {None, 1}]
-    return ShownCall(visible(" · ".join(parts)), shown)
+    shown = [(words, str(fields[name])) for name, words in names.items() if fields.get(name) not in {None, 1}]
+    return ShownCall(" · ".join(parts), shown)

@@ -12,7 +12,7 @@ from urllib.parse import quote, urlencode
 
 import jinja2
 
-from quintain.web import SCRIPT_NAME, STYLE_NAME, static_file, template_environment, to_html
+from quintain.web import SCRIPT_NAME, STYLE_NAME, static_file, template_environment, to_html, visible
 from quintain_view.filters import OUTCOMES, SCOPES, STATE_WORDS
 from quintain_view.markdown import markdown_html
 from quintain_view.plots import BAR_AREA_HEIGHT, TREND_HEIGHT, WIDTH
@@ -95,7 +95,7 @@ def render(template: str, **values: object) -> str:
 def _environment() -> jinja2.Environment:
     environment = template_environment("quintain_view")
     environment.filters["score"] = _score
-    environment.filters["markdown"] = markdown_html
+    environment.filters["markdown"] = lambda text: markdown_html(visible(text))
     environment.globals.update(
         state_words=STATE_WORDS,
         scopes=SCOPES,

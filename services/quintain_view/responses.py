@@ -25,7 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quintain.errors import ConfigError
 from quintain.runtime.http_server import host_name
-from quintain.web import HEADERS, STATIC_TYPES, entered_token, is_same_text, visible
+from quintain.web import HEADERS, STATIC_TYPES, entered_token, is_same_text
 from quintain_view.filters import TrialFilter
 from quintain_view.folders import RunFolders
 from quintain_view.reading import ContentMissing
@@ -120,7 +120,7 @@ async def requested_folder(folders: RunFolders, request: Request, parameter: str
     name = request.path_params[parameter]
     folder = await asyncio.to_thread(folders.folder, name)
     if folder is None:
-        raise ContentMissing(f"There is no run {visible(name)} in the folders that are shown")
+        raise ContentMissing(f"There is no run {name} in the folders that are shown")
     return name, folder
 
 
@@ -151,7 +151,7 @@ def opened_path(folders: RunFolders, at: str) -> str:
 
 def opening_command(folder: Path, at: str) -> str:
     """The command that opens this page of a run for whoever has its folder."""
-    return visible(shlex.join(["quintain", "view", str(folder), "--at", at]))
+    return shlex.join(["quintain", "view", str(folder), "--at", at])
 
 
 async def read_form(request: Request) -> dict[str, str]:

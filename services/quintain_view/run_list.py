@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from quintain.fleet.tables import duration
-from quintain.web import visible
 from quintain_runner.report.run_file import RunFile
 from quintain_runner.report.text_table import TextTable
 from quintain_runner.statistics.analysis import PassAndScore, format_score, format_share, format_share_interval
@@ -115,7 +114,7 @@ def trends(lines: Sequence[RunLine], found: Iterable[RunLine]) -> dict[str, list
         if run is not None and run.ended_at and run.totals.graded and run.name in shares:
             share = run.totals.passed / run.totals.graded
             shares[run.name].append((f"{line.source.name}, {run.started_at[:10]}: {100 * share:.0f} %", share, None))
-    lasting = [(visible(name), runs) for name, runs in shares.items() if len(runs) > 1]
+    lasting = [(name, runs) for name, runs in shares.items() if len(runs) > 1]
     return {name: trend_points(runs) for name, runs in lasting[:MAX_TRENDS]}
 
 

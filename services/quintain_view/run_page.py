@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from quintain.fleet.tables import duration
-from quintain.web import visible
 from quintain_runner.report.notes import account_lines
 from quintain_runner.report.run_file import RunFile
 from quintain_runner.report.run_report import RunReport
@@ -88,7 +87,6 @@ class Matrix:
     """A page of the list of cases, of which there are ``count``. ``found`` says how many."""
 
     names: list[str]
-    columns: list[str]
     tag_fields: list[str]
     hidden_columns: int
     rows: list[MatrixRow]
@@ -152,7 +150,7 @@ class MatrixView:
         )
 
     def _name(self, one: Shown) -> str:
-        return visible(one.name) if one.name else VALUE_WORDS.get(one.kind, "")
+        return one.name or VALUE_WORDS.get(one.kind, "")
 
     def _value(self, one: Shown, trials: Sequence[TrialEntry]) -> str:
         """The value of several trials: the mean of scores, the slowest and the most disputed, and sums."""
@@ -210,7 +208,7 @@ def matrix(
         rows.append(
             MatrixRow(
                 *(case.case_id, one_line(case.case_id, 60), one_line(case.question), (page - 1) * limit + number),
-                tags=[visible(", ".join(tags.get(name, ()))) for name in fields],
+                tags=[", ".join(tags.get(name, ())) for name in fields],
                 cells=[
                     view.cell([one for one in trials if one.column_no == view.columns[name]], shown) for name in names
                 ],
@@ -219,8 +217,7 @@ def matrix(
     is_more = trial_filter.is_narrowed and count > MAX_COUNTED_CASES
     return Matrix(
         names=names,
-        columns=[visible(name) for name in names],
-        tag_fields=[visible(name) for name in fields],
+        tag_fields=fields,
         hidden_columns=len(view.columns) - len(names),
         rows=rows,
         count=count,
@@ -259,23 +256,23 @@ def run_page(
     """The page of a run."""
     counts, graders, count_cases = contents.counts, contents.graders, contents.count_cases
     run, columns = report.run, list(counts) or report.run.configuration.columns
-    named = [(f"{SortOrder.GRADER}:{name}", visible(name)) for name in graders]
-    named += [(f"{SortOrder.TAG}:{name}", visible(name)) for name in contents.tag_fields]
+    named = [(f"{SortOrder.GRADER}:{name}", name) for name in graders]
+    named += [(f"{SortOrder.TAG}:{name}", name) for name in contents.tag_fields]
     is_empty = not page_matrix.rows and count_cases is not None
     return RunPage(
-        title=visible(run.name),
-        folder=visible(str(report.folder)),
+        title=run.name,
+        folder=str(report.folder),
         status=status_of(run),
         is_ended=run.ended_at is not None,
         tables=[*run_tables(report), *([bill_table(run.bill)] if run.bill else [])] if run.ended_at is not None else [],
         notes=[plain_line(line, max_length=1_000) for line in account_lines(run.totals, run.targets, run.bill)],
-        wrong=[(visible(text), leads) for text, leads in _wrong(run, counts, is_whole=progress.is_complete)],
+        wrong=list(_wrong(run, counts, is_whole=progress.is_complete)),
         histograms=histograms(counts),
         differences=difference_plot(report.analysis),
         matrix=page_matrix,
         trial_filter=trial_filter,
         widenings=[
-            (visible(text), wider, _found(count_cases(wider)) if is_empty and count_cases is not None else "")
+            (text, wider, _found(count_cases(wider)) if is_empty and count_cases is not None else "")
             for text, wider in trial_filter.parts()
         ],
         all_columns=columns,
@@ -290,8 +287,8 @@ def run_page(
             *((key, f"by {name}") for key, name in named),
         ],
         values=[*((str(kind), words) for kind, words in VALUE_WORDS.items()), *named],
-        facts=[(name, visible(value)) for name, value in _facts(run)],
-        configuration=visible(run.configuration.content),
+        facts=list(_facts(run)),
+        configuration=run.configuration.content,
         progress=progress,
         live=[_live_line(name, column) for name, column in list(counts.items())[:MAX_COLUMNS]],
     )
@@ -330,7 +327,7 @@ def _live_line(name: str, counts: ColumnCounts) -> str:
     parts += [f"{counts.errors:,} errors"] if counts.errors else []
     parts += [f"{counts.in_doubt:,} in doubt"] if counts.in_doubt else []
     parts += [f"{counts.uncompared:,} not compared yet"] if counts.uncompared else []
-    return f"{visible(name)}: {', '.join(parts)}"
+    return f"{name}: {', '.join(parts)}"
 
 
 def _facts(run: RunFile) -> list[tuple[str, str]]:

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp
 
 from quintain.errors import ConfigError, QuintainError
 from quintain.runtime.http_server import LOOPBACK, open_listener, serve_uvicorn, url_of
-from quintain.web import STATIC_TYPES, static_file, visible
+from quintain.web import STATIC_TYPES, static_file
 from quintain_runner.report.run_file import read_run
 from quintain_view.comparison import read_compare_page
 from quintain_view.filters import TrialFilter
@@ -146,7 +146,7 @@ class _Pages:
         found = with_words(lines, words.casefold().split())
         # Where no run has all of the words: how many have each.
         alone = {word: len(with_words(lines, [word.casefold()])) for word in words.split() if not found}
-        paths = ", ".join(visible(str(path)) for path in self._folders.paths)
+        paths = ", ".join(str(path) for path in self._folders.paths)
         values = {"words": words, "total": len(lines), "trends": trends(lines, found), "folders": paths, "seen": seen}
         return await page_response("runs.html", 200, lines=found, alone=alone, **values)
 
@@ -204,7 +204,7 @@ class _Pages:
             page=page,
             name=name,
             seen=seen,
-            title=visible(name),
+            title=name,
             raw_case_id=case_id,
             notes=notes,
             trial_filter=trial_filter,
@@ -351,7 +351,7 @@ async def _problem(_: Request, error: Exception) -> Response:
     is_missing = isinstance(error, ContentMissing | ConfigError)
     text = error.message if isinstance(error, QuintainError) else str(error)
     title = "Not found" if is_missing else "This cannot be shown"
-    return await page_response("problem.html", 404 if is_missing else 500, title=title, text=visible(text))
+    return await page_response("problem.html", 404 if is_missing else 500, title=title, text=text)
 
 
 async def _not_recorded(_: Request, error: Exception) -> Response:

@@ -12,7 +12,6 @@ from typing import Final, NamedTuple
 from pydantic import JsonValue
 
 from quintain.contracts.invoke import ChatMessage, OutputMessage
-from quintain.web import visible
 
 #: A text longer than this is cut on a page; the raw row has all of it.
 MAX_SHOWN_CHARACTERS: Final = 20_000
@@ -43,12 +42,12 @@ class ShownText(NamedTuple):
 
 def shown(text: str, max_characters: int = MAX_SHOWN_CHARACTERS) -> ShownText:
     """The text as a page shows it: visible, and cut if it is long."""
-    return ShownText(visible(text[:max_characters]), max(0, len(text) - max_characters))
+    return ShownText(text[:max_characters], max(0, len(text) - max_characters))
 
 
 def one_line(text: str, max_characters: int = 160) -> str:
     """The beginning of a text as one visible line."""
-    line = visible(" ".join(text[: 2 * max_characters].split()))
+    line = " ".join(text[: 2 * max_characters].split())
     return line if len(line) <= max_characters else f"{line[: max_characters - 1]}…"
 
 
@@ -74,10 +73,10 @@ def word_difference(expected: str, answer: str) -> list[TextSpan]:
     spans: list[TextSpan] = []
     for operation, start, end, new_start, new_end in matcher.get_opcodes():
         if operation == "equal":
-            spans.append(TextSpan("same", visible("".join(before[start:end]))))
+            spans.append(TextSpan("same", "".join(before[start:end])))
             continue
-        spans += [TextSpan("missing", visible("".join(before[start:end])))] if end > start else []
-        spans += [TextSpan("added", visible("".join(after[new_start:new_end])))] if new_end > new_start else []
+        spans += [TextSpan("missing", "".join(before[start:end]))] if end > start else []
+        spans += [TextSpan("added", "".join(after[new_start:new_end]))] if new_end > new_start else []
     return spans if any(span.kind == "same" and span.text.strip() for span in spans) else []
 
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from quintain.contracts.agents import AgentStep, StepsCut
-from quintain.web import visible
 from quintain_runner.results.answer import Answer
 from quintain_view.text import ShownText, json_text, shown
 
@@ -103,7 +102,7 @@ def _step(step: AgentStep) -> Step:
     reply = None
     if step.result is not None or step.error_type is not None:
         reply = StepReply(
-            title=visible(step.error_type or ""),
+            title=step.error_type or "",
             took="",
             texts=[] if step.result is None else [_named("result", step.result)],
             is_error=step.error_type is not None,
@@ -112,7 +111,7 @@ def _step(step: AgentStep) -> Step:
         kind="tool" if is_tool else "log" if step.operation == "log" else "chat",
         at="" if step.start_ms is None else seconds(step.start_ms),
         title=shown(title or step.operation, 200).text,
-        type=" · ".join(visible(fact) for fact in _facts(step)),
+        type=" · ".join(_facts(step)),
         texts=[*_message_texts(step), *texts],
         reply=reply,
     )

@@ -17,7 +17,6 @@ from quintain.contracts.remote_target import (
     TrajectoryStart,
 )
 from quintain.errors import BadRequest
-from quintain.web import visible
 from quintain_view.reading import ContentMissing
 from quintain_view.trajectory_page import TrajectoryEntry, TrajectoryRecord, trajectory_entry
 
@@ -81,7 +80,7 @@ def read_trajectory(folder: Path, name: str) -> TrajectoryRecord:
             is_written = _is_locked(file)
             data = file.read(2 * MAX_TRAJECTORY_BYTES)
     except OSError:
-        raise ContentMissing(f"There is no trajectory {visible(name)} in this folder") from None
+        raise ContentMissing(f"There is no trajectory {name} in this folder") from None
     first, *lines = data.split(b"\n")
     # What stands behind the last end of a line is still being written.
     parsed = [_line(line) for line in lines[:-1] if line]
@@ -106,7 +105,7 @@ def list_version(folder: Path) -> object:
 
 def _open(folder: Path, name: str) -> BinaryIO:
     if not _NAME.fullmatch(name) or not name.endswith(TRAJECTORY_SUFFIX):
-        raise ContentMissing(f"There is no trajectory {visible(name)} in this folder")
+        raise ContentMissing(f"There is no trajectory {name} in this folder")
     return (folder / TRAJECTORY_FOLDER / name).open("rb")
 
 

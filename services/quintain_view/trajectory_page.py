@@ -13,7 +13,6 @@ from datetime import datetime
 from enum import StrEnum
 
 from quintain.contracts.remote_target import TrajectoryLine, TrajectoryStart
-from quintain.web import visible
 from quintain_view.text import ShownText, one_line, shown
 from quintain_view.timeline import NamedText, Step, StepReply, seconds
 
@@ -98,7 +97,7 @@ def trajectory_entry(record: TrajectoryRecord, size: int) -> TrajectoryEntry:
     start = record.start
     return TrajectoryEntry(
         name=record.name,
-        target=visible(start.target) if start else "-",
+        target=start.target if start else "-",
         title=one_line(start.title) if start else "",
         started_at=_shown_time(start),
         state=record.state,
@@ -124,7 +123,7 @@ def trajectory_page(
     error = None if ended is None else ended.texts.get("error")
     return TrajectoryPage(
         name=record.name,
-        target=visible(start.target) if start else "an unknown target",
+        target=start.target if start else "an unknown target",
         title=one_line(start.title) if start else "",
         started_at=_shown_time(start),
         facts=_facts(start, steps),
@@ -184,8 +183,8 @@ def _plain_step(line: TrajectoryLine) -> Step:
     return Step(
         kind=line.kind,
         at=seconds(line.ms),
-        title=visible(line.name) or visible(line.type),
-        type=visible(line.type),
+        title=line.name or line.type,
+        type=line.type,
         tag=_tag(line.tag),
         texts=_texts(line),
     )
@@ -193,7 +192,7 @@ def _plain_step(line: TrajectoryLine) -> Step:
 
 def _reply(line: TrajectoryLine, sent_ms: float) -> StepReply:
     return StepReply(
-        title=visible(line.type) or ("an error" if "error" in line.texts else "a reply"),
+        title=line.type or ("an error" if "error" in line.texts else "a reply"),
         took=seconds(max(0.0, line.ms - sent_ms)),
         texts=_texts(line),
         is_error="error" in line.texts,
@@ -205,7 +204,7 @@ def _texts(line: TrajectoryLine) -> list[NamedText]:
     for name, text in line.texts.items():
         whole = _plain(text) if name == "content" and name not in line.shortened else text
         left_out = max(0, line.shortened.get(name, 0) - len(text))
-        named.append(NamedText(visible(name), shown(whole), left_out))
+        named.append(NamedText(name, shown(whole), left_out))
     return named
 
 
@@ -219,7 +218,7 @@ def _plain(text: str) -> str:
 
 
 def _tag(path: Sequence[str]) -> str:
-    return visible("/".join(reversed(path)))
+    return "/".join(reversed(path))
 
 
 def _facts(start: TrajectoryStart | None, steps: Sequence[Step]) -> list[tuple[str, str]]:
@@ -227,7 +226,7 @@ def _facts(start: TrajectoryStart | None, steps: Sequence[Step]) -> list[tuple[s
     counts = [("events", f"{events:,}"), ("replies", f"{sum(step.reply is not None for step in steps):,}")]
     counts.append(("observations", f"{sum(step.kind == 'emit' for step in steps):,}"))
     known: Mapping[str, str] = {} if start is None else {"host": start.host_id, "lease": start.lease_id}
-    return [*counts, *((name, visible(value)) for name, value in known.items() if value)]
+    return [*counts, *((name, value) for name, value in known.items() if value)]
 
 
 def _started_ms(start: TrajectoryStart | None) -> int | None:
@@ -238,4 +237,4 @@ def _started_ms(start: TrajectoryStart | None) -> int | None:
 
 
 def _shown_time(start: TrajectoryStart | None) -> str:
-    return "" if start is None else visible(start.started_at[:19].replace("T", " "))
+    return "" if start is None else start.started_at[:19].replace("T", " ")

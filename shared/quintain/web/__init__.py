@@ -1,6 +1,7 @@
 """What the pages of `quintain view` and of the gateway share: frame, style, script, headers, and visible text.
 
-Pages are rendered with Jinja2, every value escaped.
+Pages are rendered with Jinja2. Every value is escaped and made visible, unless it is markup; the values of forms are
+marked as ``exact``, which keeps their invisible characters.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from importlib import resources
 from typing import Final
 
 import jinja2
+from markupsafe import escape
 from starlette.requests import Request
 
 STYLE_NAME, SCRIPT_NAME = "page.css", "page.js"
@@ -62,14 +64,21 @@ def template_environment(package: str, *, root: str = "") -> jinja2.Environment:
             [jinja2.PackageLoader(package, "templates"), jinja2.PackageLoader("quintain.web", "templates")]
         ),
         autoescape=True,
+        finalize=_finalize,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         auto_reload=False,
     )
-    environment.filters["visible"] = visible
+    environment.filters["exact"] = escape
     environment.globals["root"] = root
     return environment
+
+
+def _finalize(value: object) -> object:
+    """What a template prints for a value: markup and numbers as they are, all else as visible text."""
+    is_safe = hasattr(value, "__html__") or isinstance(value, int | float)
+    return value if is_safe else visible(str(value))
 
 
 def to_html(environment: jinja2.Environment, template: str, **values: object) -> str:
