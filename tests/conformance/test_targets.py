@@ -69,27 +69,6 @@ async def test_what_is_said_while_a_request_waits_comes_after_it(placement: Targ
     assert controller.contents() == ["a", "b", "c"]
 
 
-async def test_a_thread_of_the_targets_speaks_in_order(placement: TargetPlacement) -> None:
-    async def script(target: Any, emit: Emit, send: Send) -> None:
-        loop = asyncio.get_running_loop()
-
-        def work() -> None:
-            for number in range(20):
-                emit(target.observation_event(f"before {number}"))
-                response = asyncio.run_coroutine_threadsafe(send(target.request_event(f"ask {number}")), loop).result(
-                    30
-                )
-                emit(target.observation_event(response.value))
-
-        await asyncio.to_thread(work)
-
-    controller = Controller(placement.types)
-    await controller.drive(placement.create(script))
-    assert controller.contents() == [
-        text for number in range(20) for text in (f"before {number}", f"ask {number}", f"ASK {number}")
-    ]
-
-
 # Requests.
 
 
@@ -228,52 +207,7 @@ async def test_what_the_controllers_side_raises_passes_the_target_and_comes_back
     assert caught.value is error
 
 
-async def test_a_cancelled_run_is_cancelled_in_the_target_and_the_next_one_works(placement: TargetPlacement) -> None:
-    async def script(target: Any, emit: Emit, send: Send) -> None:
-        if target.total_runs > 1:
-            target.notes.append((await send(target.request_event("again"))).value)
-            return
-        try:
-            await send(target.request_event("for ever"))
-        except asyncio.CancelledError:
-            target.notes.append("cancelled")
-            raise
-
-    asked = asyncio.Event()
-
-    async def answer(event: Any) -> Any:
-        if event.request == "for ever":
-            asked.set()
-            await asyncio.Event().wait()
-        return controller.injection(event)
-
-    controller = Controller(placement.types, answer)
-    target = placement.create(script)
-    driving = asyncio.create_task(controller.drive(target))
-    async with asyncio.timeout(30):
-        await asked.wait()
-        driving.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await driving
-        await target.reset_ephemeral_state()
-        await controller.drive(target)
-    assert placement.instances[-1].notes == ["cancelled", "AGAIN"]
-
-
 # State, and what is exposed.
-
-
-async def test_what_is_exposed_is_what_is_configured_now(placement: TargetPlacement) -> None:
-    target = placement.create(do_nothing)
-    assert [each.name for each in target.get_controllables()] == ["question", "voice of plain"]
-    target.set_config("persona", "pirate")
-    controllables = target.get_controllables()
-    assert [each.name for each in controllables] == ["question", "voice of pirate"]
-    assert (controllables[0].description, controllables[1].value_type) == ("what the user asks", "json")
-    [value] = target.get_observables()
-    assert (value.observable.name, value.content) == ("screen", {"persona": "pirate"})
-    assert controllables[0].security_domain is placement.target_class.user  # type: ignore[attr-defined]
-    assert value.observable.security_domain is placement.target_class.tools  # type: ignore[attr-defined]
 
 
 async def test_specs_and_domain_are_the_targets(placement: TargetPlacement) -> None:

@@ -69,7 +69,7 @@ async def test_what_is_asked_by_the_description_is_answered_as_it_says(tmp_path:
         config = tmp_path / "schemathesis.toml"
         is_long = settings.get_current_profile_name() == "long"
         config.write_text(CHECKS.format(session=session.token, admin=ADMIN_TOKEN, is_long=str(is_long).lower()))
-        examples = "8" if is_long else "2"
+        examples = "8" if is_long else "1"
         words = ("--config-file", str(config), "run", f"{fleet.gateway_url}/openapi.json", "--max-examples", examples)
         more = ("--request-timeout", "60", "--phases", "coverage,fuzzing", "--generation-deterministic", "--no-color")
         process = await asyncio.create_subprocess_exec(

@@ -15,6 +15,7 @@ from quintain.errors import FAULTS, Fault, ProviderFailed, Rejected, TargetUnava
 from quintain_runner.engine.run_settings import ErrorPolicy
 from quintain_runner.engine.scheduler import ErrorLimit, StartGate
 from quintain_runner.report.progress_display import Lines
+from quintain_runner.report.run_report import read_report
 from quintain_runner.report.summary import ExitCode
 from quintain_runner.results.row import RowStatus
 from support.evaluations import EXACT, JUDGED, EvaluationFolder, cases, write_evaluation
@@ -112,6 +113,8 @@ async def test_a_dead_endpoint_is_asked_no_further_and_the_same_command_asks_the
     assert 20 <= asked <= 20 + folder.concurrency
     assert (parked.exit_code, parked.total.errors, parked.total.waiting) == (ExitCode.ERRORS, asked, 100 - asked)
     assert (list(parked.parked_targets), parked.per_target["other"].passed) == (["bot"], 100)
+    told = read_report(folder.output).run.counts_to_json()["parkedTargets"]
+    assert {name: target["code"] for name, target in told.items()} == {"bot": "target_unavailable"}  # type: ignore[attr-defined]
     assert {row.status for row in folder.rows() if row.target == "bot"} == {RowStatus.ERROR}
     assert "errors, parked; other 100/100" in screen.getvalue()
 
