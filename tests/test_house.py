@@ -323,12 +323,14 @@ def test_no_two_test_files_share_a_name() -> None:
     assert sorted(name for name in set(names) if names.count(name) > 1) == []
 
 
-def test_each_decision_has_a_number_of_its_own() -> None:
+def test_each_decision_has_a_number_of_its_own_and_at_most_250_words() -> None:
     pages = tracked("docs/decisions/*.md")
     numbers = [page.name[:4] for page in pages]
     assert sorted(set(numbers)) == numbers
     for number, page in zip(numbers, pages, strict=True):
-        assert page.read_text().startswith(f"# {int(number)}. "), page.name
+        text = page.read_text()
+        assert text.startswith(f"# {int(number)}. "), page.name
+        assert len(text.split()) <= 250, page.name
 
 
 def test_each_promise_has_its_place_and_each_file_of_tests_a_promise() -> None:

@@ -63,7 +63,7 @@ def collect(pages: Path) -> None:
     _write(
         pages,
         "decisions/index.md",
-        f"# Decisions\n\nOne screen each: the question, the choice and its reason.\n\n{entries}",
+        f"# Decisions\n\nAt most 250 words each: the question, the choice and its reason.\n\n{entries}",
     )
 
 
