@@ -133,7 +133,7 @@ class Attempt:
         usage = answer.token_usage
         # A provider's answer may hold anything.
         tokens = float(usage.input + usage.output) if isinstance(usage, TokenUsage) else None
-        report = TryReport(outcome=TryOutcome.ANSWERED, tokens=tokens, rates=answer.rates)
+        report = TryReport.unchecked(outcome=TryOutcome.ANSWERED, tokens=tokens, rates=answer.rates, failure=None)
         seconds = loop.time() - began_at
         return Try(AttemptOutcome.RESULT, report, answer, is_sent=True, models=answer.models, seconds=seconds)
 

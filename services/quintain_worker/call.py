@@ -19,7 +19,7 @@ from enum import Enum, auto
 from quintain.bus.base import Bus, Delivery
 from quintain.contracts.headers import ACCEPT_GROUPS, PROOF_HEADER, TOKEN_HEADER
 from quintain.contracts.ledger import Admit, CallKey
-from quintain.errors import BusError
+from quintain.errors import BusError, Fault
 from quintain.rpc.server import request_id_of, truncate_echo
 from quintain.runtime.concurrency import start_task
 from quintain.timings import Clock
@@ -101,8 +101,8 @@ class Call:
     hold: MessageHold | None = None
     #: What its message says, once it is read.
     request: IncomingRequest = field(init=False)
-    #: Its request id, as its reply repeats it.
-    request_id: str = field(init=False)
+    #: Its request id, as its reply repeats it; set with what its message says.
+    request_id: str = ""
     #: Whether its caller reads groups of replies.
     reads_groups: bool = False
     #: Set by `CallRunner` alone.
@@ -120,14 +120,15 @@ class Call:
     _task: asyncio.Task[object] | None = None
     _is_aborted: bool = False
 
-    def __post_init__(self) -> None:
-        """Take the request id from the headers, until the message is read."""
-        self.request_id = str(truncate_echo(request_id_of(self.message.delivery)))
-
     def read(self, clock: Clock) -> None:
         """Parse the message, in the task that runs the call. Raises `Unauthorized`."""
         self._task = asyncio.current_task()
-        self.request = request = parse_request(self.message.delivery, self.target.name, self.target.check)
+        try:
+            request = parse_request(self.message.delivery, self.target.name, self.target.check)
+        except Fault:
+            self.request_id = str(truncate_echo(request_id_of(self.message.delivery)))
+            raise
+        self.request = request
         self.request_id, self.reads_groups = request.request_id, ACCEPT_GROUPS in request.accepts
         self.ends_at, self.waits_until = request.ends(clock, asyncio.get_running_loop().time())
 
@@ -158,18 +159,17 @@ class CallsInFlight:
 
     def add(self, call: Call) -> None:
         """Register a call, which `remove` must end."""
-        self._calls.setdefault(request_id_of(call.message.delivery), []).append(call)
+        self._calls.setdefault(call.request_id, []).append(call)
         if self._move_timer is None:
             self._move_timer = asyncio.get_running_loop().call_later(MOVE_SECONDS, self._move_due)
 
     def remove(self, call: Call) -> None:
         """End a call, if that is not done."""
-        request_id = request_id_of(call.message.delivery)
-        calls = self._calls.get(request_id, [])
+        calls = self._calls.get(call.request_id, [])
         if call in calls:
             calls.remove(call)
             if not calls:
-                del self._calls[request_id]
+                del self._calls[call.request_id]
 
     async def take_again(self, target: str, delivery: Delivery) -> bool:
         """Hold a message in the place of the one before, where its call is in flight here; returns whether it is."""

@@ -22,7 +22,7 @@ from quintain.contracts.message import LARGE_REPLY_BYTES
 from quintain.errors import BudgetUnavailable, Cancelled, Expired, Fault
 from quintain.observe import logs
 from quintain.observe.semconv import ADMIT, QUEUE_WAIT, SpanStart, process_span, reply_span, settle_span
-from quintain.observe.spans import Span, current_traceparent, in_span, record_finished_span
+from quintain.observe.spans import Span, current_traceparent, in_span, record_finished_span, span
 from quintain.routes import INVOKE
 from quintain.rpc.server import ReplyGroups
 from quintain.runtime.concurrency import ByteBudget, RandomIds, TimeLimits
@@ -130,7 +130,9 @@ class CallRunner:
         its queue."""
         call.stage = CallStage.WAITING
         try:
-            return await in_span(ADMIT, partial(self._wait_for_decision, call))
+            if call.is_traced:
+                return await in_span(ADMIT, partial(self._wait_for_decision, call))
+            return await self._wait_for_decision(call)
         except asyncio.CancelledError:
             if not call.take_cancellation():
                 raise
@@ -141,7 +143,7 @@ class CallRunner:
         finally:
             call.stage = CallStage.ENDING
 
-    async def _wait_for_decision(self, call: Call, admit_span: Span | None) -> Admission | None:
+    async def _wait_for_decision(self, call: Call, admit_span: Span | None = None) -> Admission | None:
         target, hold, attempt_id = call.target, call.hold, self._attempt_ids.next()
         call.admit = call.request.admit(attempt_id, target.name, current_traceparent(), cost_rule=target.cost_rule)
         on_held = None
@@ -209,11 +211,9 @@ class CallRunner:
         """Tell the ledger how an attempt ended; without a reply its call goes on."""
         outcome = ended.outcome if reply is None or reply.outcome is None else reply.outcome
         self.metrics.attempts(call.target.name, outcome.value).inc()
-        await in_span(partial(settle_span, outcome.value), partial(self._send_settle, call, ended, reply))
-
-    async def _send_settle(self, call: Call, ended: Try, reply: Reply | None, _: Span | None) -> None:
-        settle = settle_of(call.request.credential.id, call.admit, ended, reply, current_traceparent())
-        await self._completion.settle(settle)
+        with span(settle_span(outcome.value)) if call.is_traced else contextlib.nullcontext():
+            settle = settle_of(call.request.credential.id, call.admit, ended, reply, current_traceparent())
+            await self._completion.settle(settle)
 
     async def _finish(self, call: Call, reply: Reply, ended: Try = _NEVER_SENT) -> None:
         """Settle the attempt, if there is one; then answer the call, and acknowledge its message."""

@@ -12,13 +12,13 @@ import pytest
 from quintain.bus.memory import MemoryBroker
 from quintain.client.client import connect, connect_admin
 from quintain.config.loader import load_config
-from quintain.contracts.fleet import QuotaState
+from quintain.contracts.fleet import QuotaState, RegisteredTarget
 from quintain.contracts.invoke import InvokeRequest
 from quintain.contracts.ledger import TargetCard
 from quintain.contracts.session import OpenSession
 from quintain.errors import Fault, Throttled
 from quintain.observe.metrics import ServiceMetrics
-from quintain_metadata.metrics import MAX_QUOTAS, MetadataMetrics
+from quintain_metadata.metrics import MAX_QUOTAS, LedgerGauges, MetadataMetrics
 from quintain_metadata.service import running_metadata
 from quintain_metadata.store.opening import open_ledger_or_wait
 from quintain_worker.provider_calls import ask_provider
@@ -118,3 +118,13 @@ async def test_the_meter_names_so_many_quotas_at_most() -> None:
     for name, value in (("limit", 9), ("in_flight", 8), ("waiting", 7), ("throttled", 6)):
         assert sample_value(meter, f"quintain_metadata_quota_{name}", {"quota": "q0"}) == value
         assert sample_value(meter, f"quintain_metadata_quota_{name}", {"quota": f"q{MAX_QUOTAS}"}) is None
+
+
+async def test_the_meter_says_for_how_long_a_target_is_paused() -> None:
+    meter = MetadataMetrics()
+    paused = RegisteredTarget(name="a", provider="mock", max_concurrency=9, running=3, paused_until=61_000)
+    ready = RegisteredTarget(name="b", provider="mock", max_concurrency=9, paused_until=500)
+    meter.set_gauges(LedgerGauges(targets=(paused, ready), now=1_000))
+    for target, running, seconds in (("a", 3, 60), ("b", 0, 0)):
+        assert sample_value(meter, "quintain_metadata_target_running", {"target": target}) == running
+        assert sample_value(meter, "quintain_metadata_target_paused_seconds", {"target": target}) == seconds
