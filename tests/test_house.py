@@ -307,7 +307,7 @@ def test_the_map_of_the_contributors_names_every_package_and_only_paths_that_exi
 
 def test_the_documents_that_sources_name_exist() -> None:
     documents = {name for source in SOURCES for name in re.findall(r"\bdocs/[\w/-]+\.md\b", source.read_text())}
-    assert "docs/protocol.md" in documents
+    assert "docs/protocol/README.md" in documents
     assert [name for name in sorted(documents) if not (REPOSITORY / name).is_file()] == []
 
 

@@ -107,7 +107,7 @@ def errors_page() -> str:
         "# Errors\n\n"
         "A call that has no result has a fault. Programs decide by its `code`, `retryable` and `charged`, never by its "
         "message. `charged` is `unknown` where no ledger decided: the same request again, with the same request id, is "
-        "answered with what the ledger knows ([protocol](../protocol.md)).\n\n"
+        "answered with what the ledger knows ([protocol](../protocol/index.md)).\n\n"
         "## Faults\n\n"
         + table(
             ["code", "status", "class", "meaning", "retryable", "charged", "what to do"],

@@ -3,7 +3,7 @@
 Status and headers can be sent only once. Before they are sent, `CallGroup.check_and_reserve` makes sure that the
 session may call the target and that the budget suffices. After that, keep-alive bytes hold the connection open while
 the calls wait in a queue. A request repeated under the same key is the same call and is charged once
-(``docs/protocol.md``).
+(``docs/protocol/README.md``).
 """
 
 from __future__ import annotations

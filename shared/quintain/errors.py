@@ -38,7 +38,7 @@
         └── TimedOut                504 timeout                (charged)
 
 The first line of a class's docstring is its default message. Programs decide by the attributes (``code``, ``status``,
-``retryable``, ``charged``), never by the message. These are the values of the table in ``docs/protocol.md``.
+``retryable``, ``charged``), never by the message. These are the values of the table in ``docs/protocol/README.md``.
 """
 
 from __future__ import annotations

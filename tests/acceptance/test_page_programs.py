@@ -1,7 +1,7 @@
 """The Python programs of README.md and the guides, run as printed before a gateway.
 
-The others of docs/agents.md need superred: tests/superred/test_superreds_suite.py. That of docs/protocol.md needs a
-broker: tests/integration/test_protocol_page.py. That of docs/tutorial.md is a part of it: test_tutorial.py.
+The others of docs/agents.md need superred: tests/superred/test_superreds_suite.py. That of docs/protocol/README.md
+needs a broker: tests/integration/test_protocol_page.py. That of docs/tutorial.md is a part of it: test_tutorial.py.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ PRINTED = {
     "docs/agents.md 4": "1",
 }
 WITH_SUPERRED = {f"docs/agents.md {number}" for number in (1, 2, 3, 5)}
-WITH_BROKER = {"docs/agents.md 6", "docs/protocol.md 1"}
+WITH_BROKER = {"docs/agents.md 6", "docs/protocol/README.md 1"}
 
 CONFIG = "targets: {claude: {provider: mock, response: Paris}, helpful: {provider: mock, response: 'yes, please'}}\n"
 EVALUATION = "dataset: cases.jsonl\ntargets: [claude]\ngraders: [{name: same, builtin: exact}]\n"
@@ -87,7 +87,7 @@ PANDAS = "class DataFrame:\n    def __init__(self, rows, columns):\n        self
 def test_every_program_of_every_page_is_run() -> None:
     shown = {
         f"{page.relative_to(REPOSITORY)} {number}"
-        for page in tracked("README.md", "docs/*.md")
+        for page in tracked("README.md", "docs/*.md", "docs/protocol/*.md")
         for number in range(1, len(python_blocks(page)) + 1)
     }
     assert shown == {*PROGRAMS, *WITH_SUPERRED, *WITH_BROKER, "docs/tutorial.md 1"}

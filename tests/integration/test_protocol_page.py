@@ -1,4 +1,4 @@
-"""docs/protocol.md: its program, run as printed beside the services as it starts them, prints what the page says."""
+"""docs/protocol/README.md: its program, run as printed beside the services, prints what the page says."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from support.pages import python_blocks
 from support.process_fleet import process_fleet
 from support.running_gateway import run_program
 
-PAGE = Path(__file__).parents[2] / "docs" / "protocol.md"
+PAGE = Path(__file__).parents[2] / "docs" / "protocol" / "README.md"
 
 
 def block(language: str) -> str:

@@ -1,4 +1,4 @@
-"""A client written with plain pika, after ``docs/protocol.md`` and its page of groups alone, against real services."""
+"""A client in plain pika, after ``docs/protocol/README.md`` and its page of groups alone, against real services."""
 
 from __future__ import annotations
 

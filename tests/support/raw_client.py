@@ -1,4 +1,4 @@
-"""A client of somebody else's: plain pika, and nothing but what ``docs/protocol.md`` says. It imports no quintain."""
+"""A client in plain pika that does nothing but what ``docs/protocol/README.md`` says. It imports no quintain."""
 
 from __future__ import annotations
 

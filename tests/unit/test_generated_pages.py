@@ -152,7 +152,7 @@ def test_every_guide_and_every_generated_page_is_in_the_navigation(pages: Path) 
     assert len(named) == len(set(named))
     assert [path for path in named if not (pages / path).is_file()] == []
     generated = {path for path in site.GENERATED if path.endswith(".md")}
-    guides = {str(path.relative_to(REPOSITORY / "docs")) for path in tracked("docs/*.md", "docs/protocol/*.md")}
+    guides = {site.place_of(str(path.relative_to(REPOSITORY))) for path in tracked("docs/*.md", "docs/protocol/*.md")}
     assert guides | generated <= set(named)
 
 

@@ -1,4 +1,4 @@
-"""The names and values of a message's headers, and the types of partial messages (``docs/protocol.md``)."""
+"""The names and values of a message's headers, and the types of partial messages (``docs/protocol/README.md``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Invoke request, result and faults, and what a caller may get before the reply (``docs/protocol.md``)."""
+"""Invoke request, result and faults, and what a caller may get before the reply (``docs/protocol/README.md``)."""
 
 from __future__ import annotations
 

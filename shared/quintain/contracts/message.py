@@ -1,4 +1,4 @@
-"""The base class of all wire messages, and the sizes of their bodies (``docs/protocol.md``)."""
+"""The base class of all wire messages, and the sizes of their bodies (``docs/protocol/README.md``)."""
 
 from __future__ import annotations
 

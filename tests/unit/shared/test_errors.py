@@ -1,4 +1,4 @@
-"""The faults, held against the table of ``docs/protocol.md`` row by row, and carried over the wire and back."""
+"""The faults, held against the table of ``docs/protocol/README.md`` row by row, and carried over the wire and back."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from quintain.errors import FAULTS, Fault
 #: Of a charge: no ledger decided it.
 UNKNOWN = "unknown"
 
-PAGE = Path(__file__).parents[3] / "docs" / "protocol.md"
+PAGE = Path(__file__).parents[3] / "docs" / "protocol" / "README.md"
 
 #: What the words of the table's columns say of a fault that says no more. None: as the ledger says, or where uncharged.
 RETRYABLE = {"no": False, "yes": True, "if uncharged": None}
