@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -20,7 +19,7 @@ from quintain.errors import ConfigError, RemoteTargetError
 from quintain.remote.connection_thread import ConnectionThread
 from quintain.remote.factory import RemoteFactory
 from quintain.remote.lease import TargetTimeouts
-from quintain.target import Event, ObservableEvent, scope_includes
+from quintain.target import ObservableEvent, scope_includes
 from quintain.target.type_registry import QUINTAIN_TYPES
 from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain.topology import Exchange
@@ -81,31 +80,6 @@ async def do_nothing(target: Any, emit: Emit, send: Send) -> None: ...
 
 def controller(answer: Callable[[Any], Awaitable[Any]] | None = None) -> Controller:
     return Controller(QUINTAIN_TYPES, answer)
-
-
-# What is refused.
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Knock(Event):
-    pass
-
-
-async def test_an_event_class_that_nobody_registered_is_refused_in_the_target(
-    host: ThreadHost, remote: RemoteFactory
-) -> None:
-    async def script(target: Any, emit: Emit, send: Send) -> None:
-        for say in (emit, send):
-            with pytest.raises(TypeError, match=r"'Knock' is not registered .*events="):
-                if (sending := say(Knock(security_domain=target.user))) is not None:
-                    await sending
-        target.notes = ["went on"]
-
-    host.serve(lambda: Bot(script))
-    one = controller()
-    await one.drive(remote.create())
-    assert host.instances[-1].notes == ["went on"]
-    assert one.seen == []
 
 
 async def test_what_a_factory_raises_is_raised_by_create_and_the_slot_is_free_again(

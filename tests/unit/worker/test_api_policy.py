@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from quintain.contracts.api_request import ApiName, parse_json_object
+from quintain.contracts.api_request import ApiName
 from quintain.errors import BadRequest, UnsupportedParameter
 from quintain_worker.providers.provider import ApiProvider, Provider
 from support.model_calls import api_provider, api_request, at_the_vendors, refused_call
@@ -237,12 +237,6 @@ async def test_an_extra_body_is_no_way_round_it(server: ModelServer, wire: Wire,
     message = await refused_call(wire.provider(server.url), question="q", settings={"extraBody": extra})
     assert message.startswith("settings.extraBody.")
     assert server.connections == 0
-
-
-@pytest.mark.parametrize("field", ["messages", "api_key"])
-async def test_a_name_that_stands_twice_is_refused_before_it_is_a_request(field: str) -> None:
-    with pytest.raises(BadRequest):
-        parse_json_object(f'{{"{field}": 1, "x": {{}}, "{field}": 2}}'.encode())
 
 
 @pytest.mark.parametrize(
