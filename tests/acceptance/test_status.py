@@ -17,10 +17,10 @@ from typing import Any
 import pika
 import pytest
 
+from support.broker_users import broker_users
 from support.command_line import CommandLine, CommandResult, command_line, quintain_command
 from support.process_fleet import ADMIN_TOKEN, fleet_shell, process_fleet
 from support.quick import lease_variable
-from support.servers.rabbitmq import RABBITMQ
 from support.servers.rabbitmq_admin import BrokerAdmin, BrokerUnderTest
 
 CONFIG = "targets: {echo: {provider: mock, max_concurrency: 3}}\n"
@@ -116,18 +116,15 @@ def test_on_a_terminal_the_tables_are_drawn_again_until_ctrl_c(shell: CommandLin
 @pytest.fixture
 def restricted_shell(breakable_broker: BrokerUnderTest, broker_admin: BrokerAdmin) -> Iterator[CommandLine]:
     """A shell before a broker whose user may do everything but write what metadata services send each other."""
-    broker_admin.rabbitmqctl("add_user", "unseen", "unseen")
-    broker_admin.rabbitmqctl("set_permissions", "unseen", ".*", r"^(?!quintain\.probe)", ".*")
-    env = {
-        "QUINTAIN_BROKER_URL": f"amqp://unseen:unseen@{RABBITMQ.address(breakable_broker.url)}/",
-        "QUINTAIN_ADMIN_TOKEN": ADMIN_TOKEN,
-    }
+    rights = {"user": "unseen", "configure": ".*", "write": r"^(?!quintain\.probe)", "read": ".*"}
+    users = broker_users(broker_admin, breakable_broker.url, [rights], vhost="/")
+    env = {"QUINTAIN_BROKER_URL": users.url("unseen"), "QUINTAIN_ADMIN_TOKEN": ADMIN_TOKEN}
     with (
         process_fleet(breakable_broker.url, CONFIG, targets=["echo"]) as fleet,
         command_line(fleet.folder, env) as shell,
     ):
         yield shell
-    broker_admin.rabbitmqctl("delete_user", "unseen")
+    broker_admin.evaluate('rabbit_auth_backend_internal:delete_user(<<"unseen">>, <<"test">>)')
 
 
 def test_a_service_that_may_send_no_heartbeat_serves_all_the_same(restricted_shell: CommandLine) -> None:

@@ -37,10 +37,9 @@ def find_rabbitmq_server(environment: Mapping[str, str], packaged: Sequence[str]
 
 
 def _container_admin(container: Container) -> BrokerAdmin:
-    def control(words: tuple[str, ...]) -> str:
-        return container.execute("rabbitmqctl", "--quiet", *words)
-
-    return BrokerAdmin(url=container.url, control=control, run_erlang=lambda program: control(("eval", program)))
+    return BrokerAdmin(
+        url=container.url, run_erlang=lambda program: container.execute("rabbitmqctl", "--quiet", "eval", program)
+    )
 
 
 RABBITMQ = ServerKind(

@@ -27,7 +27,7 @@ io:put_chars(rabbit_json:encode(Rows))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerAdmin:
-    """Administers one broker. ``control`` takes the words of ``rabbitmqctl`` and returns what it prints.
+    """Administers one broker.
 
     ``run_erlang`` takes an Erlang expression that ends with a period, and returns what is printed by running it on the
     broker, and its value: at a private node without ``rabbitmqctl``, which takes a second of processor time. Everything
@@ -36,12 +36,7 @@ class BrokerAdmin:
     """
 
     url: str
-    control: Callable[[tuple[str, ...]], str]
     run_erlang: Callable[[str], str]
-
-    def rabbitmqctl(self, *arguments: str) -> str:
-        """Return what ``rabbitmqctl`` with these arguments prints."""
-        return self.control(arguments)
 
     def evaluate(self, expressions: str) -> str:
         """Run Erlang expressions, separated by commas, on the broker. Return what they print."""

@@ -151,7 +151,7 @@ class Node:
         self.address = f"{LOOPBACK}:{self._port}"
         self.url = f"amqp://guest:guest@{self.address}/"
         self.name = f"{group.folder.name}-{name}@localhost"
-        self.admin = BrokerAdmin(url=self.url, control=self.rabbitmqctl, run_erlang=self.run_erlang)
+        self.admin = BrokerAdmin(url=self.url, run_erlang=self.run_erlang)
         self._group = group
         self._folder = group.folder / name
         self._environment = _node_environment(group, self._folder, self.name)
@@ -188,18 +188,14 @@ class Node:
         os.killpg(self._broker.pid, signal.SIGKILL)
         self._broker.wait()
 
-    def rabbitmqctl(self, arguments: tuple[str, ...]) -> str:
-        """Return what ``rabbitmqctl`` on this node prints. Raises `ServerUnavailable` where it fails."""
-        tool = str(self._group.server.with_name("rabbitmqctl"))
-        return run_command(
-            [tool, "--quiet", *arguments], environment=self._environment, timeout_seconds=_CONTROL_SECONDS
-        )
-
     def run_erlang(self, program: str) -> str:
         """Return what an Erlang expression prints, and its value; see `BrokerAdmin`. Raises `ServerUnavailable`."""
         erl_call = shutil.which("erl_call", path=self._environment.get("PATH"))
         if erl_call is None:
-            return self.rabbitmqctl(("eval", program))
+            tool = str(self._group.server.with_name("rabbitmqctl"))
+            return run_command(
+                [tool, "--quiet", "eval", program], environment=self._environment, timeout_seconds=_CONTROL_SECONDS
+            )
         return run_command(
             [erl_call, "-sname", self.name, "-fetch_stdout", "-e"],
             environment=self._environment,
