@@ -35,7 +35,7 @@ from quintain_runner.engine.run_settings import RunOptions, RunSettings
 from quintain_runner.engine.session import NewSession
 from quintain_runner.evaluation import execute_run
 from quintain_runner.graders.program import unconfined_programs
-from quintain_runner.report.notes import account_lines, parked_target_notes, unavailable_grader_notes
+from quintain_runner.report.notes import account_lines, parked_target_notes
 from quintain_runner.report.progress_display import progress_display
 from quintain_runner.report.report_files import write_csv, write_junit, write_markdown
 from quintain_runner.report.run_report import RunReport, question_text
@@ -222,7 +222,6 @@ def print_report(report: RunReport, command: str) -> None:
     notes = (
         *account_lines(summary.total, summary.per_target, report.bill),
         *parked_target_notes(summary),
-        *unavailable_grader_notes(summary),
     )
     for line in (*notes, *_reading_lines(report), exit_line(summary, command)):
         print_stdout(line)

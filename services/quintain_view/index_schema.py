@@ -204,7 +204,7 @@ NO_COUNTS = ColumnCounts(0, 0, 0, 0, 0, 0, 0.0, (0,) * SCORE_BINS)
 
 
 class CountedTrial(NamedTuple):
-    """What is counted of one trial, as the index stores it; one that does not count is in no count."""
+    """What is counted of one trial, as the index stores it; a stale one is counted as such alone."""
 
     outcome: int
     score_units: int
@@ -224,11 +224,11 @@ class CountsByColumn:
 
     def add(self, column_no: int, trial: CountedTrial, *, times: int = 1) -> None:
         """Count a trial; ``times=-1`` takes it back."""
-        if not trial.counts:
-            return
         numbers = self._columns.setdefault(column_no, [0] * (_BINS_AT + SCORE_BINS))
-        numbers[trial.outcome] += times
         numbers[len(Outcome)] += times * trial.stale
+        if trial.stale:
+            return
+        numbers[trial.outcome] += times
         if trial.score_units != NO_SCORE:
             numbers[len(Outcome) + 1] += times * trial.score_units
             numbers[_BINS_AT + min(SCORE_BINS - 1, max(0, trial.score_units * SCORE_BINS // SCORE_UNITS))] += times

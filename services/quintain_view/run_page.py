@@ -316,8 +316,6 @@ def _wrong(
         yield f"{counted - found:,} of the {counted:,} rows that the record counts are not in the results", None
     for name, parked in run.parked_targets.items():
         yield f"{name} was stopped: {parked.reason} ({parked.code}: {parked.error})", None
-    for name, reason in run.unavailable_graders.items():
-        yield f"the grader {name} was not available: {reason}", None
 
 
 def _live_line(name: str, counts: ColumnCounts) -> str:

@@ -132,7 +132,6 @@ def hostile_row(case_id: str = HOSTILE) -> Row:
         score=0.0,
         graders={HOSTILE: grader},
         stale=[HOSTILE],
-        stale_kept=True,
     )
 
 

@@ -90,9 +90,6 @@ GiveUpOption = Annotated[
         "By default 30m; for a first answer 1m with a wrong name or certificate, 10m without a connection or with 503.",
     ),
 ]
-KeepStaleOption = Annotated[
-    bool, typer.Option("--keep-stale", help="Keep rows although what made them changed, marked as stale.")
-]
 FreshOption = Annotated[
     bool, typer.Option("--fresh", help="Rename the results of before to NAME.previous-N, and begin again.")
 ]
@@ -136,7 +133,6 @@ def run(
     graders: GradersOption = DEFAULT_GRADER_CONCURRENCY,
     cache: CacheOption = None,
     replay: ReplayOption = None,
-    keep_stale: KeepStaleOption = False,
     fresh: FreshOption = False,
     no_content: NoContentOption = False,
     no_wait: NoWaitOption = False,
@@ -162,9 +158,7 @@ def run(
         config=config,
         concurrency=concurrency,
         grader_concurrency=graders,
-        rerun_policy=RerunPolicy(
-            rerun_errors=retry_errors, rerun_in_doubt=in_doubt is InDoubtPolicy.RETRY, keep_stale=keep_stale
-        ),
+        rerun_policy=RerunPolicy(rerun_errors=retry_errors, rerun_in_doubt=in_doubt is InDoubtPolicy.RETRY),
         error_policy=ErrorPolicy(max_errors=max_errors, fail_fast=fail_fast),
         give_up_seconds=None if give_up_after is None else parse_duration_seconds(give_up_after),
         weight=weight,
@@ -197,8 +191,8 @@ def rescore(
     """Grade the kept answers of a run again.
 
     Judges are called anew, targets are not. The budget is that of a new session. Rows without an answer wait for
-    quintain run; a row whose target changed since stays marked as stale. Exit codes as of quintain run; 2 if rows do
-    not hold their answers.
+    quintain run, which also asks again where a target changed since. Exit codes as of quintain run; 2 if rows do not
+    hold their answers.
     """
     evaluation = path or run_command(_evaluation_of(folder), as_json=as_json)
     resume = ["quintain", "run", str(evaluation), "--output", str(folder)]

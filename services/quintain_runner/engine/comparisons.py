@@ -25,12 +25,8 @@ from quintain_runner.spec.graders import single_graders
 
 
 def pairwise_graders(evaluation: Evaluation) -> list[PairwiseGrader]:
-    """The pairwise graders of an evaluation that can be run."""
-    return [
-        grader
-        for grader in evaluation.spec.graders
-        if isinstance(grader, PairwiseGrader) and grader.name not in evaluation.unavailable_graders
-    ]
+    """The pairwise graders of an evaluation."""
+    return [grader for grader in evaluation.spec.graders if isinstance(grader, PairwiseGrader)]
 
 
 def has_answer(row: Row | None) -> bool:
@@ -104,7 +100,6 @@ class Comparisons:
                     prompt=prompt,
                     previous=row,
                     kept=row,
-                    stale=tuple(row.stale or ()),
                     opponents=opponents,
                     occurrence=occurrence,
                 )

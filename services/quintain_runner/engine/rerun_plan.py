@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 
 from quintain.contracts.session import Info
@@ -37,7 +37,6 @@ from quintain_runner.report.run_file import RunFile
 from quintain_runner.results.counts import ANSWERED, CallsLeft, NeededCalls
 from quintain_runner.results.row import TARGET_CHANGED, Row, RowKey, RowStatus, column_name
 from quintain_runner.results.store import KeyHashSet, ResultFile, key_hash
-from quintain_runner.spec.graders import CommandGrader, FunctionGrader
 
 #: So many changed rows are written at once.
 _BATCH_ROWS = 500
@@ -59,17 +58,15 @@ async def run_fingerprints(
     known: dict[str, str | None] = {name: (info.target_fingerprints or {}).get(name) for name in names}
     target_models = run.models
     models = {one: target_models[name] for name, one in known.items() if one and name in target_models}
-    evaluation, recording = run.evaluation, run.options.recording
-    if recording is not None:
-        programs = {one.name: "" for one in evaluation.spec.graders if isinstance(one, CommandGrader | FunctionGrader)}
-        evaluation = replace(evaluation, unavailable_graders=programs)
-    of_graders = await grader_fingerprints(evaluation, graders, run.judge_targets, known, env)
+    recording = run.options.recording
+    of_graders = await grader_fingerprints(
+        run.evaluation, graders, run.judge_targets, known, env if recording is None else None
+    )
     if recording is not None:
         of_graders = {name: {**own, **recording.run.graders.get(name, {})} for name, own in of_graders.items()}
     return RunFingerprints(
         targets=known,
         graders=of_graders,
-        unavailable_graders=frozenset(run.evaluation.unavailable_graders),
         pairwise_graders=frozenset(grader.name for grader in pairwise_graders(run.evaluation)),
         judge_targets=run.judge_targets,
         models={**record.fingerprints.models, **models},
@@ -94,18 +91,17 @@ class RerunPlan:
     """How many trials are kept, graded again, asked again and asked, or judged as labeled, for the first time, and why.
 
     ``kept_without_score`` of the kept rows are errors or in doubt, ``recomputed`` of them have another score or
-    other tags, because a weight or ``by`` changed, and ``stale`` of them are kept although something changed.
+    other tags, because a weight or ``by`` changed.
     ``left_out`` rows are of cases that the dataset does not have any more, and ``not_selected`` trials wait for a
     command that selects them. ``refused`` rows had to be graded again and do not hold their answer; ``refused_keys``
     are the first of them. ``identity`` says whose budget the plan has. ``unknown`` are the targets whose workers
-    report no fingerprint: whether they changed, nobody knows. ``unavailable_graders`` cannot be run now.
+    report no fingerprint: whether they changed, nobody knows.
     ``different_seconds`` says of the targets that workers serve differently, how long they have.
     """
 
     kept: int = 0
     kept_without_score: int = 0
     recomputed: int = 0
-    stale: int = 0
     graded_again: int = 0
     asked_again: int = 0
     new: int = 0
@@ -119,13 +115,11 @@ class RerunPlan:
     calls_left: CallsLeft = field(default_factory=CallsLeft)
     #: The number of trials that this command executes, by column.
     pending: Counter[str] = field(default_factory=Counter)
-    stale_reasons: Counter[str] = field(default_factory=Counter)
     grading_reasons: Counter[str] = field(default_factory=Counter)
     asking_reasons: Counter[str] = field(default_factory=Counter)
     #: The rows that are to be compared with others.
     compared: int = 0
     unknown: tuple[str, ...] = ()
-    unavailable_graders: tuple[str, ...] = ()
     different_seconds: Mapping[str, float] = field(default_factory=dict)
     identity: PlanIdentity = field(default_factory=lambda: PlanIdentity(trials=""))
     #: Which cases ask the same first.
@@ -159,8 +153,6 @@ class RerunPlan:
         elif decision.action is Action.KEEP:
             self.kept += 1
             self.kept_without_score += row.status not in ANSWERED
-            self.stale += bool(changes)
-            self.stale_reasons.update(changes)
         elif decision.action is Action.GRADE:
             self.graded_again += 1
             what = "votes missing" if row.status is RowStatus.GRADED else "no verdict"
@@ -188,7 +180,6 @@ class RerunPlan:
         return {
             "kept": self.kept,
             "recomputed": self.recomputed,
-            "stale": self.stale,
             "gradedAgain": self.graded_again,
             "askedAgain": self.asked_again,
             "new": self.new,
@@ -203,19 +194,15 @@ class RerunPlan:
         """The plan in words, a line, and one more for what is not known; nothing where no row is of before."""
         if not self.has_rows and not self.not_selected:
             return
-        waiting = "not selected"
-        if self.unavailable_graders:
-            waiting = f"wait (grader {', '.join(self.unavailable_graders)} cannot be run)"
         without_score = f" ({self.kept_without_score} without a score)" if self.kept_without_score else ""
         counted = (
             (self.recomputed, "of them recomputed (weight or by changed)"),
-            (self.stale, f"of them stale{_reasons(self.stale_reasons)}"),
             (self.graded_again, f"graded again{_reasons(self.grading_reasons)}"),
             (self.asked_again, f"asked again{_reasons(self.asking_reasons)}"),
             (self.new, "labeled, to judge" if self.policy.given_answers else "new"),
             (self.left_out, f"left out ({NOT_IN_DATASET})"),
             (self.compared, "to compare"),
-            (self.not_selected, waiting),
+            (self.not_selected, "not selected"),
         )
         parts = [f"{self.kept} rows kept{without_score}", *(f"{count} {what}" for count, what in counted if count)]
         yield " · ".join(parts)
@@ -247,10 +234,8 @@ class Planner:
         if self.results.resume_state.rows_without_content:
             await asyncio.to_thread(self._refuse_ungradable)
         unknown = tuple(name for name, one in self.comparisons.fingerprints.targets.items() if one is None)
-        unavailable = tuple(self.comparisons.fingerprints.unavailable_graders)
         plan = RerunPlan(
             unknown=unknown,
-            unavailable_graders=unavailable,
             policy=self.run.options.rerun_policy,
             calls_left=CallsLeft(grader_limits(self.run.evaluation, self.run.dataset.own_graders.limits)),
         )
@@ -278,7 +263,7 @@ class Planner:
             raise ConfigError(
                 f"{self.results.path}: {plan.refused} rows have to be graded again and do not hold their answers "
                 f"(written with --no-content): {names}{more}. To ask for these answers again "
-                f"costs {calls} calls: `quintain run --fresh` asks for all; `quintain run --keep-stale` keeps the rows"
+                f"costs {calls} calls: `quintain run --fresh` asks for all"
             )
 
     def _replacements(self, plan: RerunPlan, identity: PlanIdentityBuilder) -> Iterator[tuple[Row, Row]]:
@@ -327,7 +312,7 @@ class Planner:
         for row in self.results.rows_at_opening():
             if key_hash(row.case_id) not in case_ids:
                 plan.left_out += 1
-                updated = row.model_copy(update={"stale": [NOT_IN_DATASET], "stale_kept": False})
+                updated = row.model_copy(update={"stale": [NOT_IN_DATASET]})
                 if updated != row:
                     yield row, updated
 

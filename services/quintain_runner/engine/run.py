@@ -212,7 +212,6 @@ class _Execution:
         return replace(
             summary,
             has_open_trials=self._has_open_trials(summary),
-            unavailable_graders=self.run.evaluation.unavailable_graders,
             different_seconds=self.plan.different_seconds,
         )
 

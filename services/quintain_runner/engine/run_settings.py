@@ -9,7 +9,7 @@ import contextlib
 import tempfile
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from quintain.config.loader import Config, find_configuration, load_configuration
@@ -28,7 +28,7 @@ from quintain_runner.engine.recording import Recording
 from quintain_runner.engine.requirements import case_requirements, check_local_turns, fields_in_use, token_limits
 from quintain_runner.files import naming_file
 from quintain_runner.graders.base import judge_place, judge_references
-from quintain_runner.graders.factory import UnavailableGraders, unseen_files, with_built_graders
+from quintain_runner.graders.factory import unseen_files, with_built_graders
 from quintain_runner.graders.program import variable_warnings
 from quintain_runner.plan.changes import RerunPolicy
 from quintain_runner.plan.conversation import MAX_ATTEMPTS
@@ -292,8 +292,7 @@ async def inspect_evaluation(
 ) -> Inspection:
     """Read the files, then check the targets, the graders and every case; errors are collected in ``problems``.
 
-    ``results_folder`` is where the output of a dataset command is stored; if None, it is read and deleted. With
-    ``keep_stale`` graders that cannot be run any more are no error if that folder has their verdicts.
+    ``results_folder`` is where the output of a dataset command is stored; if None, it is read and deleted.
     """
     found = Inspection(options, settings, environment())
     with found.collect_errors():
@@ -309,7 +308,7 @@ async def inspect_evaluation(
         with found.collect_errors():
             if found.config is not None or found.is_on_fleet:
                 found.targets = _choose_targets(found, found.evaluation)
-        await _inspect_graders(found, found.evaluation, results_folder)
+        await _inspect_graders(found, found.evaluation)
         if found.sessionless is None:
             found.warnings += variable_warnings(found.evaluation, found.env, program_environment(found.env))
             with found.collect_errors():
@@ -346,15 +345,10 @@ def _choose_targets(found: Inspection, evaluation: Evaluation) -> tuple[str, ...
     return choose_targets(evaluation, list(dict.fromkeys(known)), only)
 
 
-async def _inspect_graders(found: Inspection, evaluation: Evaluation, results_folder: Path | None) -> None:
+async def _inspect_graders(found: Inspection, evaluation: Evaluation) -> None:
     with found.collect_errors():
-        try:
-            found.evaluation = await with_built_graders(evaluation, found.env, found.sessionless)
-        except UnavailableGraders as error:
-            found.evaluation = await with_built_graders(
-                replace(evaluation, unavailable_graders=error.reasons), found.env
-            )
-            error.require_kept(results_folder, keeps_stale=found.options.rerun_policy.keep_stale)
+        found.evaluation, problems = await with_built_graders(evaluation, found.env, found.sessionless)
+        found.problems += problems
     if found.targets and found.config is not None and not found.is_on_fleet:
         with found.collect_errors():
             named = ((judge_place(evaluation, index), to) for index, to in found.judge_references)

@@ -309,6 +309,4 @@ def _graded_row(trial: Trial, asked: _Answered, grader_results: _GraderResults) 
         fingerprints=trial.fingerprints,
         answer=asked.answer,
         conversation=asked.conversation,
-        stale=list(trial.stale) or None,
-        stale_kept=bool(trial.stale),
     )

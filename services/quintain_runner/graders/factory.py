@@ -47,7 +47,6 @@ from quintain_runner.graders.program import (
 from quintain_runner.graders.similar import SimilarGraderRunner
 from quintain_runner.graders.subprocesses import GraderCommand, GraderProcessPool
 from quintain_runner.graders.verdict import GraderError
-from quintain_runner.results.store import read_resume_state
 from quintain_runner.spec.asking_graders import JudgeGrader, PairwiseGrader, SimilarGrader
 from quintain_runner.spec.builtin_graders import ContainsJsonGrader, JsonSchemaGrader
 from quintain_runner.spec.evaluation import Evaluation
@@ -59,7 +58,6 @@ from quintain_runner.spec.graders import (
     CommandGrader,
     FunctionGrader,
     GraderSpec,
-    InvalidGrader,
     judges_of,
     max_calls_of,
     part_specs,
@@ -73,20 +71,21 @@ async def grader_fingerprints(
     runners: Sequence[GraderRunner],
     judge_targets: Mapping[str, str | None],
     fingerprints: Mapping[str, str | None],
-    env: Mapping[str, str],
+    env: Mapping[str, str] | None,
 ) -> dict[str, dict[str, str | None]]:
     """The fingerprints of the graders by name, for each of the targets that ``fingerprints`` has those of.
 
-    One is None if its grader is unavailable, or if it contains a judge target's and that is not known. Raises
-    `ConfigError` where a file that ``depends_on`` names cannot be read.
+    One is None if it contains a judge target's and that is not known; without ``env`` those of programs and functions
+    are too. Raises `ConfigError` where a file that ``depends_on`` names cannot be read.
     """
     specs = evaluation.spec.graders
-    own = await asyncio.to_thread(
-        lambda: [
-            None if spec.name in evaluation.unavailable_graders else _own_fingerprint(spec, evaluation.folder, env)
-            for spec in specs
-        ]
-    )
+
+    def own_fingerprint(spec: GraderSpec) -> str | None:
+        if env is None and isinstance(spec, CommandGrader | FunctionGrader):
+            return None
+        return _own_fingerprint(spec, evaluation.folder, env or {})
+
+    own = await asyncio.to_thread(lambda: list(map(own_fingerprint, specs)))
     sessionless = {
         runner.name for runner in runners if isinstance(runner, ProgramGraderRunner) and not runner.needs_session
     }
@@ -145,29 +144,19 @@ def _own_fingerprint(spec: GraderSpec, folder: Path, env: Mapping[str, str]) -> 
     return fingerprint_of(values)
 
 
-class UnavailableGraders(ConfigError):
-    """Graders that cannot be built, with the ``reasons`` by name; ``may_be_kept``: files are the reason for all."""
-
-    def __init__(self, reasons: Mapping[str, str], *, may_be_kept: bool) -> None:
-        super().__init__("\n".join(reasons.values()))
-        self.reasons, self.may_be_kept = dict(reasons), may_be_kept
-
-    def require_kept(self, folder: Path | None, *, keeps_stale: bool) -> None:
-        """Raise this error, unless the results have verdicts of all these graders and stale rows are kept."""
-        graded = {} if folder is None else read_resume_state(folder).most_grader_calls
-        if not self.may_be_kept or any(name not in graded for name in self.reasons):
-            raise self
-        if not keeps_stale:
-            way_out = f"; {folder} has its verdicts: `quintain run --keep-stale` keeps them, marked as stale"
-            raise ConfigError("\n".join(f"{why}{way_out}" for why in self.reasons.values()))
-
-
 async def with_built_graders(
     evaluation: Evaluation, env: Mapping[str, str], sessionless: frozenset[str] | None = None
-) -> Evaluation:
-    """The evaluation, with what its graders said of themselves. Raises as `open_graders`."""
-    async with open_graders(evaluation, env, sessionless=sessionless) as graders:
-        return replace(evaluation, graders_without_session=graders_without_session(evaluation, graders))
+) -> tuple[Evaluation, list[str]]:
+    """The evaluation, with what its graders said of themselves, and a line for each grader that cannot be built."""
+    async with AsyncExitStack() as stack:
+        factory = _GraderFactory(evaluation.folder, env, stack, None, None, sessionless)
+        graders, errors = await factory.build_all(evaluation)
+        # Of functions that cannot be imported nobody knows whether they take a session.
+        unknown = {
+            one.name for one in evaluation.spec.graders if isinstance(one, FunctionGrader) and one.name in errors
+        }
+        silent = graders_without_session(graders) | unknown
+        return replace(evaluation, graders_without_session=silent), list(errors.values())
 
 
 @contextlib.asynccontextmanager
@@ -179,28 +168,19 @@ async def open_graders(
     output: Path | None = None,
     sessionless: frozenset[str] | None = None,
 ) -> AsyncIterator[tuple[GraderRunner, ...]]:
-    """Build the graders of an evaluation, in the order of the file, without those that are known to be unavailable.
+    """Build the graders of an evaluation, in the order of the file.
 
     ``env`` is the environment of which their processes get what is allowed; those that are kept running end with the
     ``async with`` block. In a sandbox they reach only ``gateway_url``, and do not see ``output``. With ``sessionless``
     no program is started, because a recording has what it said: those it names make no calls. Raises
-    `UnavailableGraders` with one line for each grader that cannot be built.
+    `ConfigError` with one line for each grader that cannot be built.
     """
     async with AsyncExitStack() as stack:
         factory = _GraderFactory(evaluation.folder, env, stack, gateway_url, output, sessionless)
-        specs = [spec for spec in evaluation.spec.graders if spec.name not in evaluation.unavailable_graders]
-        results = await asyncio.gather(*(factory.build(spec) for spec in specs), return_exceptions=True)
-        errors: dict[str, str] = {}
-        for spec, result in zip(specs, results, strict=True):
-            if isinstance(result, ConfigError):
-                place = f"{evaluation.path}: graders[{evaluation.spec.graders.index(spec)}] ({spec.name})"
-                errors[spec.name] = f"{place}: {result.message}"
-            elif isinstance(result, BaseException):
-                raise result
+        graders, errors = await factory.build_all(evaluation)
         if errors:
-            of_file = [isinstance(spec, BuiltinGrader | InvalidGrader) for spec in specs if spec.name in errors]
-            raise UnavailableGraders(errors, may_be_kept=not any(of_file))
-        yield tuple(result for result in results if not isinstance(result, BaseException))
+            raise ConfigError("\n".join(errors.values()))
+        yield tuple(graders)
 
 
 def build_own(spec: GraderSpec, folder: Path = Path()) -> GraderRunner:
@@ -228,6 +208,19 @@ class _GraderFactory:
     gateway_url: str | None
     output: Path | None
     sessionless: frozenset[str] | None
+
+    async def build_all(self, evaluation: Evaluation) -> tuple[list[GraderRunner], dict[str, str]]:
+        """Build the graders of an evaluation, and say of each that cannot be built why not, by its name."""
+        specs, graders, errors = evaluation.spec.graders, list[GraderRunner](), dict[str, str]()
+        results = await asyncio.gather(*map(self.build, specs), return_exceptions=True)
+        for index, (spec, result) in enumerate(zip(specs, results, strict=True)):
+            if isinstance(result, ConfigError):
+                errors[spec.name] = f"{evaluation.path}: graders[{index}] ({spec.name}): {result.message}"
+            elif isinstance(result, BaseException):
+                raise result
+            else:
+                graders.append(result)
+        return graders, errors
 
     async def build(self, spec: GraderSpec) -> GraderRunner:
         """Build the grader of a specification. Raises `ConfigError`."""
@@ -326,12 +319,9 @@ class _GraderFactory:
         return prompt
 
 
-def graders_without_session(evaluation: Evaluation, graders: Iterable[GraderRunner]) -> frozenset[str]:
-    """The names of the graders that make no calls: built-in ones except judges, functions that take no session, and
-    those of which nobody knows that, because they cannot be imported.
-    """
-    unknown = frozenset(grader.name for grader in evaluation.spec.graders if isinstance(grader, FunctionGrader))
-    return unknown.intersection(evaluation.unavailable_graders) | frozenset(
+def graders_without_session(graders: Iterable[GraderRunner]) -> frozenset[str]:
+    """The names of the graders that make no calls: built-in ones except judges, and functions without a session."""
+    return frozenset(
         grader.name
         for grader in graders
         if (not isinstance(grader, ProgramGraderRunner) and not max_calls_of(grader.spec))

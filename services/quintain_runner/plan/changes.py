@@ -51,7 +51,7 @@ NOT_JUDGED = "not judged yet"
 class RunFingerprints:
     """The fingerprints of a run's targets, and of its graders by target; None where one is not known.
 
-    ``unavailable_graders`` cannot be run now: no row can be made. ``pairwise_graders`` compare rows that are made.
+    ``pairwise_graders`` compare rows that are made.
     ``judge_targets`` is the configured ``judge_target`` of each target.
     ``models`` are the models of targets by their fingerprints, of earlier commands too. ``generation`` counts the times
     that the run was graded again on purpose.
@@ -59,7 +59,6 @@ class RunFingerprints:
 
     targets: Mapping[str, str | None] = field(default_factory=dict)
     graders: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)
-    unavailable_graders: Collection[str] = ()
     pairwise_graders: Collection[str] = ()
     judge_targets: Mapping[str, str | None] = field(default_factory=dict)
     models: Mapping[str, str] = field(default_factory=dict)
@@ -108,7 +107,7 @@ class Action(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RerunPolicy:
-    """Which rows are asked or graded again. ``keep_stale``: not those of which something changed.
+    """Which rows are asked or graded again.
 
     ``answers_only``: no target is asked; kept answers are graded again, also those of a target that changed since.
     ``given_answers``: only judges are run, and it is no change that a target changed, because it was not asked.
@@ -116,7 +115,6 @@ class RerunPolicy:
 
     rerun_errors: bool = True
     rerun_in_doubt: bool = False
-    keep_stale: bool = False
     answers_only: bool = False
     given_answers: bool = False
 
@@ -127,14 +125,10 @@ class RerunPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What becomes of a trial, and which changes are the reason; none where there is only something left to do.
-
-    ``remaining_changes`` are those that the new row has too, because its answer stays.
-    """
+    """What becomes of a trial, and which changes are the reason; none where there is only something left to do."""
 
     action: Action
     changes: tuple[str, ...] = ()
-    remaining_changes: tuple[str, ...] = ()
 
     def waiting(self) -> Decision:
         """The decision for a trial that this command does not execute."""
@@ -143,26 +137,23 @@ class Decision:
     def updated_row(self, row: Row) -> Row:
         """The row as it is to be in the file before anything is asked: what changed is written on it, so that it is
         in no table as what it is not, whatever ends the run."""
-        stale = list(self.changes) or None
-        return row.model_copy(update={"stale": stale, "stale_kept": bool(stale) and self.action is Action.KEEP})
+        return row.model_copy(update={"stale": list(self.changes) or None})
 
 
 def decide(row: Row | None, case: Case, target: str, fingerprints: RunFingerprints, policy: RerunPolicy) -> Decision:
     """What becomes of the trial that left this row, or none yet."""
     decision = Decision(Action.ASK) if row is None else _decide_on_row(row, case, target, fingerprints, policy)
     may_not_ask = policy.answers_only and decision.action is Action.ASK
-    return decision.waiting() if may_not_ask or fingerprints.unavailable_graders else decision
+    return decision.waiting() if may_not_ask else decision
 
 
 def _decide_on_row(row: Row, case: Case, target: str, fingerprints: RunFingerprints, policy: RerunPolicy) -> Decision:
     asking, grading = _changes(row, case, target, fingerprints)
     asking = () if policy.given_answers and _asks_the_same(row, case) else asking
     if policy.answers_only and row.has_answer and grading and _asks_the_same(row, case):
-        return _grade_again(row, grading, asking)
+        return _grade_again(row, (*grading, *asking))
     status = row.open_status
     is_kept = status in ANSWERED or not policy.should_rerun(status)
-    if policy.keep_stale and (asking or grading) and is_kept:
-        return Decision(Action.KEEP, (*asking, *grading))
     if asking:
         return Decision(Action.ASK, asking)
     if grading:
@@ -178,9 +169,9 @@ def _asks_the_same(row: Row, case: Case) -> bool:
     return row.fingerprints.input == input_fingerprint(case)
 
 
-def _grade_again(row: Row, changes: tuple[str, ...], remaining_changes: tuple[str, ...] = ()) -> Decision:
+def _grade_again(row: Row, changes: tuple[str, ...]) -> Decision:
     """Grade the kept answer, or refuse to, if the row does not hold it."""
-    return Decision(Action.GRADE if row.is_gradable else Action.REFUSE, changes, remaining_changes)
+    return Decision(Action.GRADE if row.is_gradable else Action.REFUSE, changes)
 
 
 def needed_calls(
@@ -241,9 +232,7 @@ def _changes(
     graders = fingerprints.graders_of(target, case)
     for name, fingerprint in graders.items():
         verdict = row.graders.get(name)
-        if name in fingerprints.unavailable_graders:
-            grading.append(f"grader {name} cannot be run")
-        elif verdict is None and row.status in ANSWERED and name not in fingerprints.pairwise_graders:
+        if verdict is None and row.status in ANSWERED and name not in fingerprints.pairwise_graders:
             grading.append(f"new grader {name}")
         elif verdict is not None and verdict.fingerprint != fingerprint:
             grading.append(f"grader {name} changed")

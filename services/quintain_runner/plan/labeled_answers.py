@@ -242,7 +242,6 @@ def _unjudged(row: Row) -> Row:
         tries=1,
         tags=None,
         stale=None,
-        stale_kept=False,
         fingerprints=row.fingerprints.with_fields(target=None),
     )
 

@@ -77,8 +77,8 @@ class Trial:
 
     ``case`` is the case as it is asked: with the texts of the prompt. ``prompt`` is the prompt's name, or None.
     ``repeat`` counts from 1. ``previous`` is the trial's latest stored row, or None.
-    ``kept`` is that row if its answer is graded again without a call, and ``stale`` what changed since that answer was
-    given. ``fingerprints`` are what its row is made of; that of the target is None if it is not known.
+    ``kept`` is that row if its answer is graded again without a call. ``fingerprints`` are what its row is made of;
+    that of the target is None if it is not known.
 
     ``answered_at`` is the time at which the answer arrived; it is None before that, and for an answer that was stored
     or cached.
@@ -97,7 +97,6 @@ class Trial:
     prompt: str | None = None
     previous: Row | None = None
     kept: Row | None = None
-    stale: tuple[str, ...] = ()
     answered_at: datetime | None = None
     conversation: TrialConversation | None = None
     opponents: Mapping[str, Mapping[str, Row]] = field(default_factory=dict)
@@ -277,7 +276,6 @@ def pending_trials(
             prompt=prompt,
             previous=None if row is None else decision.updated_row(row),
             kept=kept,
-            stale=decision.remaining_changes,
             occurrence=occurrence,
             twin=twin,
         )

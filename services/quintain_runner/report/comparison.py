@@ -126,9 +126,6 @@ class Comparison(Message):
     before: str
     after: str
     targets: list[TargetComparison]
-    #: The rows of the earlier and of the later run that count although what made them changed.
-    stale_before: int = 0
-    stale_after: int = 0
     #: The rows of either run whose case asks or expects something else in the other run, or is not in it.
     changed_cases: int = 0
     #: The graders that are not the same in both runs: their options, files or judges.
@@ -172,8 +169,6 @@ def compare_runs(before: RunReport, after: RunReport, *, force: bool = False, ma
     return Comparison(
         before=str(before.folder),
         after=str(after.folder),
-        stale_before=before.stale_rows,
-        stale_after=after.stale_rows,
         changed_cases=0 if same_cases is None else same_cases.left_out,
         changed_graders=_changed_graders(before, after, target_pairs),
         targets=[

@@ -44,9 +44,6 @@ def _comparison_table(title: str, names: tuple[str, ...], compared: Sequence[_La
 
 def comparison_lines(comparison: Comparison) -> Iterator[str]:
     """What became of cases, the rows that were left out and why, and what is not the same in both runs."""
-    for folder, count in ((comparison.before, comparison.stale_before), (comparison.after, comparison.stale_after)):
-        if count:
-            yield f"{folder}: {format_count(count, 'stale row')}: what made them changed since"
     if comparison.changed_graders:
         yield f"not the same in both runs: grader {', '.join(comparison.changed_graders)}"
     if comparison.changed_cases:

@@ -64,11 +64,3 @@ def parked_target_notes(summary: RunSummary) -> list[str]:
         plain_line(f"parked {name} after {target.reason}; the last: {target.code}: {target.error}", max_length=1000)
         for name, target in summary.parked_targets.items()
     ]
-
-
-def unavailable_grader_notes(summary: RunSummary) -> list[str]:
-    """A line for each grader that could not be run, and why."""
-    return [
-        plain_line(f"grader {name} cannot be run, and its verdicts are kept as stale: {why}", max_length=1000)
-        for name, why in summary.unavailable_graders.items()
-    ]

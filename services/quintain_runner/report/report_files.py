@@ -12,7 +12,7 @@ from xml.sax.saxutils import XMLGenerator
 
 from quintain.errors import QuintainError
 from quintain_runner.files import atomic_write
-from quintain_runner.report.notes import account_lines, parked_target_notes, unavailable_grader_notes
+from quintain_runner.report.notes import account_lines, parked_target_notes
 from quintain_runner.report.run_report import RunReport
 from quintain_runner.report.summary import (
     TrialCounts,
@@ -52,19 +52,18 @@ def flat_rows(report: RunReport) -> tuple[list[str], Iterator[list[Cell]]]:
     graders = list(
         dict.fromkeys(name for statistics in report.analysis.targets.values() for name in statistics.graders)
     )
-    has_prompts, has_stale = bool(report.run.configuration.prompts), bool(report.stale_rows)
+    has_prompts = bool(report.run.configuration.prompts)
     columns = ["case_id", "target", *(["prompt"] if has_prompts else []), *_LEADING_COLUMNS]
     judges = {name: list(jury.judges) for name, jury in report.analysis.juries.items()}
     for name in graders:
         columns += [f"{name} {what}" for what in ("score", "pass", *(["tied"] if name in judges else []))]
         columns += [f"{name} {judge} {what}" for judge in judges.get(name, ()) for what in ("score", "pass")]
-    columns += [*_TRAILING_COLUMNS, *(["stale"] if has_stale else [])]
+    columns += _TRAILING_COLUMNS
 
     def cells() -> Iterator[list[Cell]]:
         for row in report.rows():
             names: list[Cell] = [row.case_id, row.target, *([row.prompt] if has_prompts else [])]
-            stale: list[Cell] = ["; ".join(row.stale or ())] if has_stale else []
-            yield [*names, *_cells(row, graders, judges), *stale]
+            yield [*names, *_cells(row, graders, judges)]
 
     return columns, cells()
 
@@ -125,7 +124,7 @@ def render_markdown(report: RunReport, command: str) -> str:
     page = io.StringIO()
     outcome = markdown_code_span(exit_line(report.summary, command), max_length=1000)
     page.write(f"## {markdown_code_span(report.run.name)}\n\n{outcome}\n")
-    for note in (*parked_target_notes(report.summary), *unavailable_grader_notes(report.summary)):
+    for note in parked_target_notes(report.summary):
         page.write(f"\n{markdown_code_span(note, max_length=1000)}\n")
     for table in (*run_tables(report), *([] if report.bill is None else [bill_table(report.bill)])):
         page.write(f"\n{''.join(markdown_table_lines(table))}")
@@ -169,8 +168,6 @@ def _not_passed_cells(row: Row) -> tuple[str, ...]:
     else:
         failed = ((name, grader) for name, grader in row.graders.items() if not grader.passed)
         why = "; ".join(f"{name}: {grader.reason or 'failed'}" for name, grader in failed)
-    if row.stale is not None:
-        why = f"{why} (stale: {'; '.join(row.stale)})"
     texts = (case, row.column), (why, row.output or "")
     (first, second) = (
         tuple(markdown_code_span(text, max_length=_MAX_CELL_CHARACTERS) for text in pair) for pair in texts
@@ -246,8 +243,6 @@ def _write_case(out: _XmlWriter, suite: str, row: Row) -> None:
         out.write_element(
             "failure", "\n".join(_verdict_lines(row)), type="failed", message=f"not passed: {', '.join(failed)}"
         )
-    if row.stale is not None:
-        out.write_element("system-out", f"stale: {'; '.join(row.stale)}")
     out.end("testcase")
 
 

@@ -161,7 +161,6 @@ class RunFile(Message):
     targets: dict[str, ColumnTotals] = Field(default_factory=dict)
     parked_targets: dict[str, ParkedTarget] = Field(default_factory=dict)
     different_seconds: dict[str, float] = Field(default_factory=dict)
-    unavailable_graders: dict[str, str] = Field(default_factory=dict)
     statistics: Analysis | None = None
     #: The known prices of the targets, by which rows are given a cost.
     prices: dict[str, Price] = Field(default_factory=dict, exclude_if=operator.not_)
@@ -230,7 +229,6 @@ class RunFile(Message):
             targets=dict(summary.per_target),
             parked_targets=dict(summary.parked_targets),
             different_seconds=dict(summary.different_seconds),
-            unavailable_graders=dict(summary.unavailable_graders),
         )
 
     def summary(self, folder: Path) -> RunSummary:
@@ -241,7 +239,6 @@ class RunFile(Message):
             threshold=self.configuration.threshold,
             is_budget_spent=self.exit_code == ExitCode.BUDGET_SPENT,
             parked_targets=self.parked_targets,
-            unavailable_graders=self.unavailable_graders,
             results=folder / RESULTS_FILE_NAME,
         )
 
@@ -252,9 +249,9 @@ class RunFile(Message):
         return nulls | {name: value for name, value in fields.items() if value or name not in _OPTIONAL}
 
 
-_OPTIONAL = {"parkedTargets", "differentSeconds", "unavailableGraders"}
+_OPTIONAL = {"parkedTargets", "differentSeconds"}
 _COUNTS = {
-    "exit_code", "totals", "targets", "parked_targets", "different_seconds", "unavailable_graders", "statistics",
+    "exit_code", "totals", "targets", "parked_targets", "different_seconds", "statistics",
     "bill",
 }  # fmt: skip
 

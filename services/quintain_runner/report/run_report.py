@@ -30,11 +30,6 @@ class RunReport:
         """The bill of the run; None if it is unknown."""
         return self.run.bill
 
-    @property
-    def stale_rows(self) -> int:
-        """The number of rows that count although what made them changed."""
-        return self.summary.total.stale
-
     def rows(self) -> Iterator[Row]:
         """Iterate over the current rows of the targets, prompts and repeats that the run was configured for."""
         columns = set(self.run.configuration.columns)

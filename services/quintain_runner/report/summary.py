@@ -50,8 +50,8 @@ class ParkedTarget(Message):
 
 
 class TrialCounts(Message):
-    """The counts of one target, or of all targets. ``trials`` is the number of rows that the complete run has, and
-    ``stale`` of them count although what made them changed. Of the graded rows ``tied`` are neither passed nor failed
+    """The counts of one target, or of all targets. ``trials`` is the number of rows that the complete run has. Of
+    the graded rows ``tied`` are neither passed nor failed
     by a jury, and ``lacks_votes`` have a verdict without all votes of one. Answers of ``cut`` rows ended at a limit
     of tokens, and those of ``unscored`` ones are not compared yet. ``cached`` answers were in the cache, and cost
     ``saved_usd`` US dollars when they were given.
@@ -62,7 +62,6 @@ class TrialCounts(Message):
     passed: int = 0
     errors: int = 0
     in_doubt: int = 0
-    stale: int = 0
     tied: int = Field(default=0, exclude_if=is_zero)
     lacks_votes: int = Field(default=0, exclude_if=is_zero)
     cut: int = Field(default=0, exclude_if=is_zero)
@@ -135,8 +134,7 @@ class RunSummary:
 
     ``per_target`` are the counts of each column: of each target, under each prompt. ``has_open_trials`` says whether
     the same command would execute any trial. ``parked_targets`` are the targets of which no more trials were begun
-    because of errors, each with the reason. ``unavailable_graders`` could not be run, each with the reason: their
-    verdicts are kept, and trials that need a new one wait. ``spent_parent`` is the id of the session on whose budget
+    because of errors, each with the reason. ``spent_parent`` is the id of the session on whose budget
     the run draws, if its calls are what lacks. ``cost_limit`` is set if money is what lacks, and
     ``next_row_usd`` is the most that the next trial can cost, which did not begin because of that. ``row_costs_usd``
     is that of each target.
@@ -150,7 +148,6 @@ class RunSummary:
     results: Path
     has_open_trials: bool = False
     parked_targets: Mapping[str, ParkedTarget] = field(default_factory=dict)
-    unavailable_graders: Mapping[str, str] = field(default_factory=dict)
     different_seconds: Mapping[str, float] = field(default_factory=dict)
     spent_parent: str | None = None
     cost_limit: CostLimit | None = None
@@ -162,8 +159,7 @@ class RunSummary:
         """The exit code: the first that applies of budget spent, errors, below the threshold, and passed."""
         if self.is_budget_spent:
             return ExitCode.BUDGET_SPENT
-        is_unfinished = self.unavailable_graders and self.total.waiting
-        if self.total.errors or self.total.in_doubt or self.parked_targets or is_unfinished:
+        if self.total.errors or self.total.in_doubt or self.parked_targets:
             return ExitCode.ERRORS
         mean = self.total.mean_score
         if self.threshold is not None and (mean is None or mean < self.threshold - _ROUNDING):
@@ -319,12 +315,6 @@ def _errors_text(summary: RunSummary, command: str) -> str:
         return (
             f"{names} {verb} parked after {why}, {_open_trials_text(total)} and every row so far is kept. When "
             f"{when}, the same command goes on{setting}: {command}"
-        )
-    if summary.unavailable_graders and total.waiting:
-        names = ", ".join(summary.unavailable_graders)
-        return (
-            f"{_open_trials_text(total)} because grader {names} cannot be run, and every row so far is kept. When it "
-            f"can, the same command goes on: {command}"
         )
     unknown = "charged, or perhaps charged, without an answer"
     in_doubt_text = f"{total.in_doubt} of {total.trials} trials are in doubt ({unknown}) and kept"

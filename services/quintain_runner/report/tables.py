@@ -136,7 +136,6 @@ def _targets_table(report: RunReport) -> TextTable:
         rows=rows,
         total=total,
         notes=[
-            *([_stale_note(report.stale_rows)] if report.stale_rows else []),
             *_uncompared_notes(summary.total),
             *([_votes_note(summary.total.lacks_votes)] if summary.total.lacks_votes else []),
             *_left_out_notes(report.analysis),
@@ -179,10 +178,6 @@ def _target_lines(report: RunReport) -> Iterator[_ReportLine]:
         if name not in asked:
             called_by = bill.role_text(name)
             yield _ReportLine(name=f"{name} ({called_by})", usage=LineUsage.of(usage), cost=cost_text(usage.cost))
-
-
-def _stale_note(count: int) -> str:
-    return f"{count:,} of these rows are stale: what made them changed since, and --keep-stale kept them"
 
 
 def _votes_note(count: int) -> str:

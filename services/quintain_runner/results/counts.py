@@ -46,8 +46,6 @@ class RowTally:
         self.cut = 0
         #: The number of answers that the cache had, and what they cost when they were given, in picodollars.
         self.cached = self._saved = 0
-        #: The number of rows that count although what made them changed.
-        self.stale = 0
         #: The numbers of rows whose jury is tied, and of graded rows whose jury lacks votes.
         self.tied = self.lacks_votes = 0
         # The exact sum of the scores, so that the order in which cases end does not change it: numerators by
@@ -58,7 +56,6 @@ class RowTally:
         """Count a row. ``times=-1`` subtracts a row that a newer one supersedes."""
         self.by_status[row.status] += times
         self.passed += times * row.passed
-        self.stale += times * row.stale_kept
         self.tied += times * row.tied
         self.lacks_votes += times * (row.open_status is not row.status)
         self.cut += times * has_cut_answer(row)
@@ -82,7 +79,6 @@ class RowTally:
         self.calls += other.calls
         self.input_tokens += other.input_tokens
         self.output_tokens += other.output_tokens
-        self.stale += other.stale
         self.tied += other.tied
         self.lacks_votes += other.lacks_votes
         self.lost_turns += other.lost_turns

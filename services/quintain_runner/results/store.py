@@ -294,7 +294,7 @@ def read_resume_state(folder: Path) -> ResumeState:
 
 def current_rows(folder: Path) -> Iterator[Row]:
     """The rows of this folder that count, in their order: without those that a newer one has superseded, and without
-    stale ones that were not kept on purpose.
+    stale ones.
 
     Raises `ConfigError` where the file holds what is no row.
     """

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -197,8 +197,7 @@ class Evaluation:
     ``prompts`` are the prompts with their files read: one at least. ``judges_only``: its other graders are left out.
     ``grader_names`` are the names of the columns of all graders of the file.
     ``graders_without_session`` names the graders that are known to make no calls; it is empty until the functions among
-    them were imported. ``unavailable_graders`` cannot be run any more, each with the reason: rows with their verdicts
-    are kept.
+    them were imported.
     """
 
     path: Path
@@ -209,7 +208,6 @@ class Evaluation:
     grader_names: frozenset[str] = frozenset()
     notes: Sequence[str] = ()
     graders_without_session: frozenset[str] = frozenset()
-    unavailable_graders: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:

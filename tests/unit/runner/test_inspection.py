@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,6 @@ from quintain.contracts.message import DEFAULT_REQUEST_BYTES
 from quintain.settings import read_settings
 from quintain_runner.engine.preflight import check_evaluation
 from quintain_runner.engine.run_settings import Inspection, RunOptions, inspect_evaluation
-from quintain_runner.plan.changes import RerunPolicy
-from support.results_folder import graded_row
 
 Json = dict[str, Any]
 EXACT = {"name": "same", "builtin": "exact"}
@@ -224,29 +221,6 @@ PROGRAMS: dict[str, tuple[list[str], str]] = {
     "not executable": (["./plain"], "{folder}/plain is not executable"),
     "a script that is not there": (["python", "-u", "gone.py"], "there is no file {folder}/gone.py"),
 }
-
-
-async def test_a_grader_that_is_gone_is_kept_only_where_its_verdicts_are_and_stale_rows_too(tmp_path: Path) -> None:
-    results = tmp_path / "results"
-    results.mkdir()
-    options = RunOptions(path=write_evaluation(tmp_path, EXACT, {"name": "gone", "function": "judges:polite"}))
-    stale = replace(options, rerun_policy=RerunPolicy(keep_stale=True))
-
-    async def found(options: RunOptions) -> Inspection:
-        return await inspect_evaluation(options, read_settings({}), results_folder=results)
-
-    [never_run] = (await found(stale)).problems
-    row = graded_row("1", 1.0)
-    row = row.model_copy(update={"graders": {**row.graders, "gone": row.graders["same"]}})
-    (results / "results.jsonl").write_bytes(row.to_line())
-    [refused] = (await found(options)).problems
-    assert never_run in refused
-    assert "--keep-stale" in refused
-    kept = await found(stale)
-    assert kept.problems == []
-    assert kept.evaluation.unavailable_graders == {"gone": never_run}
-    mistaken = write_evaluation(tmp_path, {"name": "gone", "builtin": "regex", "pattern": "("})
-    assert (await found(replace(stale, path=mistaken))).problems
 
 
 @pytest.mark.parametrize(("command", "says"), PROGRAMS.values(), ids=PROGRAMS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -12,11 +12,8 @@ import pytest
 from quintain.contracts.invoke import InvokeRequest
 from quintain.errors import ReplyExpired
 from quintain_runner.engine.run_settings import ErrorPolicy
-from quintain_runner.plan.changes import RerunPolicy
-from quintain_runner.report.report_files import write_csv, write_junit
 from quintain_runner.report.run_report import read_report
 from quintain_runner.report.summary import ExitCode
-from quintain_runner.report.tables import run_tables
 from quintain_runner.results.store import all_current_rows
 from support.evaluations import (
     EXACT,
@@ -154,28 +151,6 @@ async def test_a_plan_is_told_in_words_and_the_record_keeps_what_each_command_di
     assert record["fingerprints"]["targets"] == {"bot": "another", "judge": "fingerprint-of-judge"}
 
 
-async def test_keep_stale_keeps_the_rows_and_marks_them(world: World) -> None:
-    await world.run()
-    change(world, "target")
-    change(world, "prompt")
-    summary = await world.run(rerun_policy=RerunPolicy(keep_stale=True))
-    assert (world.asked, summary.total.graded) == ([], 4)
-    assert {tuple(row.stale or ()) for row in read_report(world.output).rows()} == {
-        ("target bot changed", "grader judged changed")
-    }
-    for report in (read_report(world.output), read_report(world.output, summary)):
-        assert report.stale_rows == 4
-        assert run_tables(report)[0].notes[0].startswith("4 of these rows are stale")
-        write_csv(world.path / "rows.csv", report)
-        write_junit(world.path / "junit.xml", report)
-        assert (world.path / "rows.csv").read_text().count("target bot changed; grader judged changed") == 4
-        assert (world.path / "junit.xml").read_text().count("stale: target bot changed") == 4
-    await world.run()
-    assert read_report(world.output).stale_rows == 0
-    assert world.called(*TARGETS) == (4, 4)
-    assert [row.stale for row in world.rows()] == [None] * 4
-
-
 async def test_answers_and_verdicts_of_another_configuration_are_none_and_a_few_park_the_target(world: World) -> None:
     client = world.client
     client.answered_fingerprints["bot"] = "another"
@@ -203,30 +178,6 @@ async def test_a_target_whose_workers_report_no_fingerprint_is_named(world: Worl
     world.client.fingerprints["bot"] = "known now"
     await world.run()
     assert world.called("bot") == (4,)
-
-
-async def test_rows_of_a_grader_that_cannot_be_run_any_more_are_kept_and_marked(world: World) -> None:
-    add_script(world)
-    await world.run()
-    before = {row.case_id: row.graders for row in world.rows()}
-    change(world, "a new case")
-    world.write()
-    evaluation = replace(world.settings().evaluation, unavailable_graders={"script": "no program"})
-    (world.path / "script.py").unlink()
-    settings = world.settings(rerun_policy=RerunPolicy(keep_stale=True))
-    summary = await world.run(replace(settings, evaluation=evaluation))
-    assert world.asked == []
-    assert (summary.total.graded, summary.total.stale, summary.total.waiting) == (4, 4, 1)
-    assert summary.exit_code is ExitCode.ERRORS
-    assert {row.case_id: row.graders for row in world.rows()} == before
-    report = read_report(world.output)
-    assert {tuple(row.stale or ()) for row in report.rows()} == {("grader script cannot be run",)}
-    assert (report.summary.unavailable_graders, report.summary.exit_code) == ({"script": "no program"}, 1)
-    write_script(world.path, "script.py", PASSES)
-    summary = await world.run()
-    totals = summary.total
-    assert (*world.called("bot"), totals.graded, totals.stale, summary.exit_code) == (1, 5, 0, ExitCode.PASSED)
-    assert {row.case_id: row.graders for row in world.rows() if row.case_id in before} == before
 
 
 async def test_a_run_warns_of_workers_that_serve_its_targets_differently(world: World) -> None:

@@ -57,7 +57,7 @@ def test_it_holds_the_configuration_the_versions_and_the_totals(tmp_path: Path) 
         "threshold": 0.5,
         "maxCalls": 9,
     }  # fmt: skip
-    counts = {"cases": 2, "trials": 2, "graded": 1, "passed": 1, "errors": 1, "inDoubt": 0, "waiting": 0, "stale": 0}
+    counts = {"cases": 2, "trials": 2, "graded": 1, "passed": 1, "errors": 1, "inDoubt": 0, "waiting": 0}
     spent = {"meanScore": 1.0, "calls": 4, "maxCalls": 9, "tokenUsage": {"input": 5, "output": 6}}
     assert content["totals"] == counts | spent
     assert content["targets"] == {"bot": json.loads(BOT.to_wire())}

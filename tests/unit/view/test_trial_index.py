@@ -49,7 +49,7 @@ def folder(tmp_path: Path) -> Path:
         graded_row("middle", 0.5).model_copy(update={"duration_ms": 9_000.0}),
         errored_row("broken"),
         errored_row("unknown", status=RowStatus.IN_DOUBT),
-        graded_row("old", 0.9).model_copy(update={"stale": ["grader same changed"], "stale_kept": True}),
+        graded_row("old", 0.9).model_copy(update={"stale": ["grader same changed"]}),
         graded_row("low", 0.8, target="other"),
     ]
     disputed = {"same": GraderRow(score=1.0, passed=True), "judge": GraderRow(score=0.0, passed=False)}
@@ -178,9 +178,9 @@ def test_a_newer_row_takes_the_place_of_an_older_one(folder: Path) -> None:
     assert found(folder, "show=error") == []
     with open_index(folder) as index:
         counts = index.column_counts()["bot"]
-    assert (counts.passed, counts.failed, counts.errors, counts.in_doubt, counts.stale) == (4, 1, 0, 1, 1)
-    assert sum(counts.bins) == 5
-    assert counts.score_sum == pytest.approx(3.6)
+    assert (counts.passed, counts.failed, counts.errors, counts.in_doubt, counts.stale) == (3, 1, 0, 1, 1)
+    assert sum(counts.bins) == 4
+    assert counts.score_sum == pytest.approx(2.7)
 
 
 def test_counts_are_those_of_all_rows_in_any_order(tmp_path: Path) -> None:
