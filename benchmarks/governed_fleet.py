@@ -6,14 +6,15 @@ import heapq
 import itertools
 import math
 import random
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from quintain.contracts.quota import QuotaTerms, RateReport, TryOutcome, TryReport
 from quintain.contracts.session import DEFAULT_WEIGHT, Priority
+from quintain_metadata.line import CallLine
+from quintain_metadata.places import RunningAttempt
 from quintain_metadata.quotas.fair_queue import Waiting
-from quintain_metadata.quotas.governor import Governor, QuotaFigures
+from quintain_metadata.quotas.governor import QuotaFigures
 from simulated_providers import IsDown, Limiter, never_down
 
 #: Seconds from a grant to the provider, and from the provider's answer to the governor.
@@ -102,15 +103,16 @@ class Fleet:
 
     def __init__(self, scene: Scene, seed: int = 1) -> None:
         self._scene, self._random = scene, random.Random(seed)
-        self.governor, self.observed = Governor(), Observed()
-        for quota in {self._quota_of(target) for session in scene.sessions for target in session.targets}:
-            self.governor.configure(0, quota, [scene.terms])
+        self.line, self.observed = CallLine(), Observed()
+        for target in {target: None for session in scene.sessions for target in session.targets}:
+            self.line.places.configure_quota(0, self._quota_of(target), scene.terms)
+            self.line.places.assign(target, self._quota_of(target))
+            self.line.places.configure_target(0, target, scene.max_concurrency, 0)
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
         self._numbers = itertools.count()
         self._calls: dict[str, Waiting] = {}
         self._tokens: dict[str, float] = {}
         self._since: dict[str, float] = {}
-        self._running: Counter[str] = Counter()
         self._at_provider = 0
         self._open = sum(session.calls for session in scene.sessions)
         self._due_at = math.inf
@@ -138,22 +140,22 @@ class Fleet:
             call_id = f"{session.name}-{number}"
             target = next(targets)
             self._calls[call_id] = Waiting(
-                call_id, self._quota_of(target), target, session.name, session.weight, session.priority
+                call_id, target, session.name, session.weight, session.priority, call=(session.name, call_id)
             )
             self._tokens[call_id] = self._random.choice(self._scene.tokens)
             self._wait(now, call_id)
 
     def _wait(self, now: float, call_id: str) -> None:
         self._since[call_id] = now
-        self.governor.wait(self._calls[call_id])
+        self.line.wait(now, self._calls[call_id])
 
     def _grant(self, now: float) -> None:
-        for waiting in self.governor.grant(now, self._free_slots()):
-            self._running[waiting.target] += 1
+        for waiting, _ in self.line.next(now):
+            self.line.granted(now, RunningAttempt(waiting.attempt_id, waiting.target, waiting.call, ""))
             call_id = waiting.attempt_id
             delay = self._delay(GRANT_SECONDS)
             self._at(now + delay, lambda at, call_id=call_id: self._send(at, call_id))  # type: ignore[misc]
-        due_at = self.governor.due_at(now, self._free_slots())
+        due_at = self.line.due_at()
         if due_at < math.inf and not now < self._due_at <= due_at:
             self._due_at = max(due_at, now + 0.001)
             self._at(self._due_at, lambda _: None)
@@ -162,10 +164,7 @@ class Fleet:
         return QUOTA if self._scene.is_quota_named else target
 
     def _figures(self, now: float, quota_id: str) -> QuotaFigures:
-        return next(each for each in self.governor.describe(now) if each.quota_id == quota_id)
-
-    def _free_slots(self) -> dict[str, int]:
-        return {target: self._scene.max_concurrency - count for target, count in self._running.items()}
+        return next(each for each in self.line.places.describe(now) if each.quota_id == quota_id)
 
     def _send(self, now: float, call_id: str) -> None:
         call = self._calls[call_id]
@@ -201,11 +200,11 @@ class Fleet:
         report = TryReport(outcome=outcome, tokens=tokens, rates=rates)
 
         def settle(at: float) -> None:
-            self._running[call.target] -= 1
-            before = self._figures(at, call.quota_id)
-            self.governor.end(at, call_id, report)
+            quota = self._quota_of(call.target)
+            before = self._figures(at, quota)
+            self.line.end(at, call_id, call.call, report)
             is_throttled = outcome is TryOutcome.THROTTLED
-            if is_throttled and self._figures(at, call.quota_id).last_cut != before.last_cut:
+            if is_throttled and self._figures(at, quota).last_cut != before.last_cut:
                 self.observed.cuts.append(before.in_flight)
             if outcome is TryOutcome.ANSWERED:
                 self._open -= 1

@@ -224,7 +224,7 @@ def one_target_down(name: str) -> list[Aim]:
     fleet = Fleet(scene)
     seen = fleet.run()
     good = sum(each.outcome is TryOutcome.ANSWERED and each.session == "good" and each.at > 90 for each in seen.tries)
-    (figures,) = fleet.governor.describe(180)
+    (figures,) = fleet.line.places.describe(180)
     return [
         Aim(name, "the other target's part of the limit in flight", good / (40 / 1.07 * 90), 0.9, is_least=True),
         Aim(name, "targets that are out", len(figures.out_targets), 1),

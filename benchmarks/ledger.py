@@ -24,7 +24,6 @@ from quintain.contracts.ledger import Admission, Admit, AdmitBatch, AttemptOutco
 from quintain.contracts.session import OpenSession, SessionOpened
 from quintain_metadata.admission import AdmissionQueue
 from quintain_metadata.ledger import leases, sessions
-from quintain_metadata.ledger_queues import attempt_ended
 from quintain_metadata.store.base import Ledger
 from quintain_metadata.store.opening import open_ledger
 
@@ -68,8 +67,8 @@ class Bench:
                 outcome=AttemptOutcome.RESULT,
                 reply=result.to_wire().decode(),
             )
-            ((call, _),) = await self.queue.operations.run([settle])
-            await self.queue.on_ended([attempt_ended(settle, call)])
+            outcomes = await self.queue.operations.run([settle])
+            self.queue.on_ended(zip([settle], outcomes, strict=True))
         return (time.process_time() - began) / SETTLES_PER_ROUND
 
     async def seconds_per_sweep(self) -> float:
@@ -95,6 +94,7 @@ async def open_bench(held: int) -> Bench:
         lambda moment: sessions.open_session(moment.now, request, SessionToken.mint(), None)
     )
     bench = Bench(ledger, session)
+    await bench.queue.refresh()
     for start in range(0, held // 2, 50):
         ids = [f"joined {number}" for number in range(start, min(start + 50, held // 2))]
         await bench.admit("joined", ids)

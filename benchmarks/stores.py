@@ -37,7 +37,6 @@ from quintain.contracts.ledger import (
 from quintain.contracts.session import OpenSession, SessionOpened
 from quintain_metadata.admission import AdmissionQueue
 from quintain_metadata.ledger import leases, sessions
-from quintain_metadata.ledger_queues import attempt_ended
 from quintain_metadata.store.base import Ledger, Moment, SqlProgram
 from quintain_metadata.store.opening import open_ledger
 from servers import durable_postgres, fresh_database
@@ -109,8 +108,7 @@ class Store:
             for admit in admits
         ]
         outcomes = await self.queue.operations.run(settles)
-        pairs = zip(settles, outcomes, strict=True)
-        await self.queue.on_ended([attempt_ended(settle, call) for settle, (call, _) in pairs])
+        self.queue.on_ended(zip(settles, outcomes, strict=True))
 
     async def calls_per_second(self, options: argparse.Namespace) -> float:
         """Admit and settle for so many seconds."""

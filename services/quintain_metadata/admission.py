@@ -1,42 +1,35 @@
-"""Answers workers' admit requests, and queues those that must wait.
+"""Answers workers' admit requests: has the ledger decide them, and the line say which of those that wait are next.
 
-An admit waits while another attempt runs its call, while its target is at its fleet-wide limit or paused, or its quota
-has no place for it (`quota_admission`), or while its worker has no valid lease. It is decided again only when what it
-waits for may have ended: when its call is settled or cancelled, when its target has free capacity (take-overs before
-new calls, then in order of arrival), when its quota gives it a place, and at a sweep that finds so, because leases
-lapse and pauses end without a message. A deadline that the request does not name starts at the first admit. Workers
-resend unanswered admits, so the queue may be lost with this process; an admit that is no longer resent is dropped, and
-one that waits already is answered from memory. While the ledger is unavailable nothing is answered, and workers resend.
-Decision 3 has the reasons.
+A deadline that the request does not name starts at the first admit. Workers resend unanswered admits, so that the line
+may be lost with this process; an admit that is no longer resent is dropped, and one that waits already is answered from
+memory. While the ledger is unavailable nothing is answered, and workers resend. Decision 3 has the reasons.
 """
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-import itertools
 import logging
-import math
 import time
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
-from functools import partial
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from quintain.bus.failure_log import FailureLog
-from quintain.contracts.ledger import Admission, Admit, AdmitBatch, AttemptEnded
-from quintain.errors import BudgetUnavailable, BusError, Fault, Overloaded
+from quintain.contracts.invoke import FaultReply
+from quintain.contracts.ledger import Admission, Admit, AdmitBatch, AttemptOutcome, Settle
+from quintain.contracts.quota import TryOutcome, TryReport
+from quintain.errors import BudgetUnavailable, BusError, Expired, Fault, Overloaded, Throttled
 from quintain.rpc.server import log_defect
-from quintain.timings import DEFAULT_TIMINGS, Clock, Timings
+from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain_metadata.admit_answers import decision_of, note_decision, refusal_of, with_deadline
-from quintain_metadata.ledger.call_rows import CallKey, read_capacities
-from quintain_metadata.ledger.calls import CallOperations
+from quintain_metadata.ledger.call_rows import CallKey
+from quintain_metadata.ledger.calls import CallOperations, Settled
 from quintain_metadata.ledger.decisions import AdmitOperation, DeferReason, Deferred
+from quintain_metadata.ledger.lifecycle import CallState
+from quintain_metadata.line_ledger import LineLedger
 from quintain_metadata.metrics import MetadataMetrics
-from quintain_metadata.money_line import MoneyLine
+from quintain_metadata.places import RunningAttempt
 from quintain_metadata.quotas.fair_queue import Waiting
-from quintain_metadata.quotas.quota_admission import QuotaAdmission
-from quintain_metadata.store.base import Ledger, Operation, Returned
-from quintain_metadata.waiting import SendAnswer, WaitingAdmit, WaitingAdmits, read_capacity, read_ready
+from quintain_metadata.store.base import Ledger
 
 log = logging.getLogger(__name__)
 
@@ -46,38 +39,60 @@ MAX_HELD_DUPLICATES = 16
 #: How many waiting admits are decided at once: others of the same ledger wait for all of them.
 MAX_DECISIONS = 64
 
+#: How long what is due by time waits at least, in seconds.
+MIN_WAIT_SECONDS = 0.001
 
-#: How long the grants of quotas wait for at least that are due by time, in seconds.
-MIN_GRANT_SECONDS = 0.001
+#: Sends an answer to the worker that asked: the decided admissions, and the attempt ids that must wait. Two that are
+#: equal send to the same worker.
+SendAnswer = Callable[[list[Admission], list[str]], Awaitable[None]]
+
+#: How a provider took an attempt whose settle says nothing of it.
+_DEFAULT_REPORTS = {
+    AttemptOutcome.RESULT: TryReport(outcome=TryOutcome.ANSWERED),
+    AttemptOutcome.CHARGED: TryReport(outcome=TryOutcome.ANSWERED),
+    AttemptOutcome.RETRY: TryReport(outcome=TryOutcome.UNKNOWN),
+    AttemptOutcome.NEVER_SENT: TryReport(outcome=TryOutcome.NOT_SENT),
+    AttemptOutcome.REFUND: TryReport(outcome=TryOutcome.UNKNOWN),
+    AttemptOutcome.IN_DOUBT: TryReport(outcome=TryOutcome.UNKNOWN),
+}
+
+
+@dataclass(slots=True)
+class _Asker:
+    """An admit that waits, the worker that sent it, how to answer it, and when it was sent last, in the loop's time."""
+
+    admit: Admit
+    incarnation: str
+    send_answer: SendAnswer
+    last_requested_at: float
 
 
 class AdmissionQueue:
-    """Decides admits one by one, and queues those that must wait."""
+    """Decides admits, and queues those that must wait."""
 
     def __init__(
         self,
         ledger: Ledger,
         metrics: MetadataMetrics | None = None,
         timings: Timings = DEFAULT_TIMINGS,
-        quotas: QuotaAdmission | None = None,
+        quotas: LineLedger | None = None,
     ) -> None:
-        self._ledger, self._metrics, self._timings = ledger, metrics or MetadataMetrics(), timings
-        self.quotas, self._waiting = quotas or QuotaAdmission(ledger), WaitingAdmits()
+        self._metrics, self._timings = metrics or MetadataMetrics(), timings
+        self.quotas = quotas or LineLedger(ledger)
+        self.line, self._clock = self.quotas.line, self.quotas.clock
         self.operations = CallOperations(ledger)
-        self._clock = Clock()
-        self._targets_to_fill: set[str] = set()
+        self._askers: dict[str, _Asker] = {}
+        #: Set when a waiting call may be able to go on.
+        self._changed = asyncio.Event()
         #: Whether the ledger took the last operation of this queue.
         self._is_ledger_available = True
-        self._fill_locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self._arrivals = itertools.count()
-        self.money = MoneyLine(self._waiting, self._read, self._retry)
         begun = "Admissions could not be sent; they are sent when the workers repeat their admits"
         self._not_sent = FailureLog(log, begun, "Admissions are sent")
 
     @property
     def waiting_count(self) -> int:
         """The number of waiting admits."""
-        return len(self._waiting.admits)
+        return len(self._askers)
 
     async def admit(self, batch: AdmitBatch, send_answer: SendAnswer) -> None:
         """Decide a batch of admits, answer what is decided, and queue the rest.
@@ -85,278 +100,200 @@ class AdmissionQueue:
         ``send_answer`` is called now, and again for each waiting admit when it is decided.
         """
         self._metrics.observe_admits(len(batch.items))
-        now = asyncio.get_running_loop().time()
-        renewed_ids, admits, awaited_targets = list[str](), batch.items, set[str]()
-        awaited_payers: Sequence[Collection[str]] = ()
-        if self._waiting.admits:
-            renewed_ids = [admit.attempt_id for admit in batch.items if self._renew(admit, send_answer, now)]
-            admits = [admit for admit in batch.items if admit.attempt_id not in renewed_ids]
-            awaited_targets = {admit.target for admit in admits if self._waiting.is_awaited(admit.target)}
-            awaited_payers = [self._waiting.awaited_payers()] * len(admits)
-        decisions = await self._decide(admits, [batch.incarnation] * len(admits), awaited_targets, awaited_payers)
-        answers, first_number = list[Admission](), next(self._arrivals)
-        waiting_ids = renewed_ids if self._is_ledger_available else []
-        for admit, decision in zip(admits, decisions, strict=True):
+        now, line = asyncio.get_running_loop().time(), self.line
+        answers, waiting_ids, operations = list[Admission](), list[str](), list[AdmitOperation]()
+        awaited_payers = line.payers_before()
+        for admit in batch.items:
+            asker = self._askers.get(admit.attempt_id)
+            if asker is not None:
+                asker.send_answer, asker.last_requested_at = send_answer, now
+                waiting_ids.append(admit.attempt_id)
+                continue
+            try:
+                credential = admit.credential()
+            except Fault as unauthorized:  # its format is wrong
+                answers.append(refusal_of(admit, unauthorized))
+                continue
+            key = credential.id, admit.request_id
+            self._askers[admit.attempt_id] = _Asker(admit, batch.incarnation, send_answer, now)
+            has_place = line.offer(self._clock(), admit.attempt_id, admit.target, key, batch.incarnation)
+            operations.append(AdmitOperation(admit, batch.incarnation, credential, has_place, awaited_payers))
+        for operation, decision in zip(operations, await self._decide(operations), strict=True):
+            attempt_id = operation.request.attempt_id
             if isinstance(decision, Deferred):
-                deferred = (with_deadline(admit, decision), batch.incarnation, send_answer, decision)
-                refusal = self._add_waiting(WaitingAdmit(*deferred, now, next(self._arrivals)))
-                answers += refusal
-                waiting_ids += [] if refusal else [admit.attempt_id]
-            elif decision is not None:
-                if self._waiting.admits:
-                    self._waiting.remove(admit.attempt_id)
+                if (asker := self._askers.get(attempt_id)) is not None:
+                    asker.admit = with_deadline(operation.request, decision)
+                waiting_ids.append(attempt_id)
+                continue
+            self._askers.pop(attempt_id, None)
+            if decision is not None:
                 answers.append(decision)
-        await send_answer(answers, waiting_ids)
-        # Capacity and money may have become free while these were decided to wait behind others.
-        for target in awaited_targets:
-            await self.fill(target)
-        if self._waiting.admits and any(each >= first_number for each in self._waiting.awaited_payers().values()):
-            await self.money.fill()
+        await send_answer(answers, waiting_ids if self._is_ledger_available else [])
 
-    def _renew(self, admit: Admit, send_answer: SendAnswer, now: float) -> bool:
-        """Note that the worker still waits for this admit, and where; returns whether it goes on waiting here.
-
-        An admit that is repeated after its deadline is decided: only the ledger knows that it was never admitted.
-        """
-        waiting = self._waiting.get(admit.attempt_id)
-        if waiting is None or waiting.deferred.deadline <= self._clock.now_ms():
-            return False
-        self._waiting.put(dataclasses.replace(waiting, send_answer=send_answer, last_requested_at=now))
-        return True
-
-    async def on_ended(self, ended: Collection[AttemptEnded]) -> None:
-        """Take note of attempts that ended, decide the admits that join their calls, and fill what they freed."""
-        targets = set[str]()
-        for each in ended:
-            if each.attempt_id in self.quotas.places or self.quotas.quota_of:
-                self.quotas.ended(each)
-            if each.was_running and each.target is not None:
-                targets.add(each.target)
-        if self._waiting.admits:
-            for each in ended:
-                if each.gave_up:
-                    self._waiting.remove(each.attempt_id)
-            await self.retry_calls({(each.session_id, each.request_id) for each in ended})
-            for target in targets:
-                await self.fill(target)
-            await self.money.fill()
+    def on_ended(self, ended: Iterable[tuple[Settle, Settled]]) -> None:
+        """Take note of attempts that ended, by their settles and what these changed."""
+        now = self._clock()
+        for item, settled in ended:
+            attempt_id, call = item.attempt_id, settled.call
+            key, without_place = (item.session_id, item.request_id), None
+            if call is not None and call.state is CallState.RUNNING and call.attempt_id == attempt_id:
+                without_place = RunningAttempt(attempt_id, call.target, key, call.incarnation or "")
+            report = item.report or _DEFAULT_REPORTS[item.outcome]
+            self.line.end(now, attempt_id, key, report, without_place)
+            if item.outcome is AttemptOutcome.NEVER_SENT:
+                self._askers.pop(attempt_id, None)
+                self.line.give_up(now, attempt_id)
+            for funds in settled.funds:
+                self.line.money(*funds)
+        self._changed.set()
 
     async def retry_waiting(self) -> None:
-        """Decide the waiting admits that no longer need to wait; called at every sweep."""
-        lost = self._waiting.requested_before(self._oldest_request())
-        for waiting in lost:
-            self._waiting.remove(waiting.admit.attempt_id)
-            self.quotas.forget(waiting.admit.attempt_id)
-        try:
-            without_quota = await self.quotas.sweep()
-        except BudgetUnavailable:
-            self._is_ledger_available = False
-            return
-        if not self._waiting.admits:
-            return
-        if without_quota:
-            await self._retry([each for each in self._waiting if each.admit.target in without_quota])
-        ready = await self._read(partial(read_ready, waited_for=self._waiting.waited_for()))
-        if ready is None:
-            return
-        self._clock.synchronize(ready.now)
-        await self._retry(self._waiting.ready(ready))
-        for target in self._waiting.targets():
-            await self.fill(target)
-        await self.money.fill()
-
-    async def retry_calls(self, call_keys: Iterable[CallKey]) -> None:
-        """Decide again the waiting admits of these calls, given by session id and request id."""
-        await self._retry(self._waiting.of_calls(call_keys))
-
-    async def fill(self, target: str) -> None:
-        """Grant the target's free capacity to the admits that wait for it."""
-        if not self._waiting.is_awaited(target):
-            return
-        self._targets_to_fill.add(target)
-        async with self._fill_locks[target]:
-            # Another task that had the lock may have done it already.
-            while target in self._targets_to_fill:
-                self._targets_to_fill.discard(target)
-                if await self._fill_once(target):
-                    self._targets_to_fill.add(target)
-
-    async def _fill_once(self, target: str) -> bool:
-        """Decide the first admits that wait for this target; returns whether more of them may be granted."""
-        first = self._waiting.first_at(target, MAX_DECISIONS)
-        attempts = {waiting.admit.attempt_id: waiting.call_key for waiting in first}
-        if not first:
-            return False
-        found = await self._read(partial(read_capacity, target=target, attempts=attempts))
-        if found is None:
-            return False
-        capacity, ended_ids = found
-        oldest_request = self._oldest_request()
-        chosen, is_any_removed = list[WaitingAdmit](), False
-        for waiting in first[:capacity]:
-            # Granted before, or its worker is gone. A lost grant is sent again when the admit is repeated.
-            if waiting.admit.attempt_id in ended_ids or waiting.last_requested_at < oldest_request:
-                self._waiting.remove(waiting.admit.attempt_id)
-                is_any_removed = True
-            else:
-                chosen.append(waiting)
-        decisions = await self._retry(chosen)
-        if any(decision is None or _is_blocked(decision) for decision in decisions):
-            return False
-        granted = sum(isinstance(each, Admission) and each.fault is None for each in decisions)
-        return is_any_removed or (bool(decisions) and (capacity is None or granted < capacity))
-
-    async def grant_quotas(self) -> bool:
-        """Decide the admits whose next try may begin, and those that their quotas have a place for now.
-
-        Returns whether the ledger could be asked.
-        """
-        await self._retry(self._waiting.take_tries(self._clock.now_ms()))
-        capacities = dict[str, int]()
-        if self.quotas.blocked:
-            found = await self._read(partial(read_capacities, names=list(self.quotas.blocked)))
-            if found is None:
-                return False
-            capacities = found
-        oldest_request, chosen = self._oldest_request(), list[tuple[Waiting, WaitingAdmit]]()
-        for place in self.quotas.take(capacities):
-            waiting = self._waiting.get(place.attempt_id)
-            if waiting is None or waiting.last_requested_at < oldest_request:
-                self._waiting.remove(place.attempt_id)
-                self.quotas.give_back(place.attempt_id)
-            else:
-                chosen.append((place, waiting))
-        # Who waits for money longer has it first.
-        first = self._waiting.awaited_payers()
-        behind = [{payer for payer, number in first.items() if number < each.number} for _, each in chosen]
-        decisions = await self._retry([waiting for _, waiting in chosen], behind)
-        for (place, _), decision in zip(chosen, decisions, strict=True):
-            if decision is None:
-                self.quotas.wait_again(place)
-        return self._is_ledger_available
-
-    async def grant_quotas_forever(self) -> None:
-        """Grant what may start whenever something changed, or by the time that passed."""
-        while True:
-            try:
-                async with asyncio.timeout(self._seconds_until_due()):
-                    await self.quotas.changed.wait()
-            except TimeoutError:
-                await asyncio.sleep(MIN_GRANT_SECONDS)
-            self.quotas.changed.clear()
-            try:
-                is_available = await self.grant_quotas()
-            except Exception as error:
-                # Without this task no call of a quota would ever start again.
-                log_defect(error, "granting the calls of quotas")
-                is_available = False
-            if not is_available:
-                await asyncio.sleep(self._timings.sweep_seconds)
-
-    def _seconds_until_due(self) -> float | None:
-        """Return in how many seconds a waiting call may start by time alone; None where by none."""
-        by_quota, next_try_at = self.quotas.seconds_until_due(), self._waiting.next_try_at()
-        if next_try_at == math.inf:
-            return by_quota
-        seconds = max(0.0, next_try_at - self._clock.now_ms()) / 1000
-        return seconds if by_quota is None else min(seconds, by_quota)
-
-    async def _read(self, operation: Operation[Returned]) -> Returned | None:
-        """Run an operation; None while the ledger is out of reach: the next sweep tries again."""
-        try:
-            returned = await self._ledger.transact(operation)
-        except BudgetUnavailable:
-            self._is_ledger_available = False  # logged by the instrumented ledger
-            return None
-        self._is_ledger_available = True
-        return returned
+        """Forget what is no longer asked for, and bring the line up to date; called at every sweep."""
+        oldest = self._oldest_request()
+        for attempt_id in [each for each, asker in self._askers.items() if asker.last_requested_at < oldest]:
+            del self._askers[attempt_id]
+            self.line.give_up(self._clock(), attempt_id)
+        await self.refresh()
 
     def _oldest_request(self) -> float:
         """Return the time before which an admit counts as no longer resent, in the loop's seconds."""
         return asyncio.get_running_loop().time() - self._timings.held_admit_seconds
 
-    async def _retry(
-        self, admits: Sequence[WaitingAdmit], awaited_payers: Sequence[Collection[str]] = ()
-    ) -> list[Admission | Deferred | None]:
-        """Decide waiting admits again, and answer those that are decided; returns the decisions."""
-        all_decisions = list[Admission | Deferred | None]()
-        for start in range(0, len(admits), MAX_DECISIONS):
-            page = admits[start : start + MAX_DECISIONS]
-            payers = awaited_payers[start : start + MAX_DECISIONS]
-            workers = [each.incarnation for each in page]
-            decisions = await self._decide([each.admit for each in page], workers, awaited_payers=payers)
-            all_decisions += decisions
+    async def refresh(self) -> None:
+        """Bring the line up to date with the ledger; where that is out of reach, the next sweep does."""
+        redelivered = {attempt_id for attempt_id, asker in self._askers.items() if asker.admit.redelivered}
+        try:
+            await self.quotas.refresh(redelivered)
+        except BudgetUnavailable:
+            self._is_ledger_available = False
+        self._changed.set()
+
+    def wake_calls(self, keys: Iterable[CallKey]) -> None:
+        """Ask about the waiting admits of these calls again."""
+        for key in keys:
+            self.line.wake_call(key)
+        self._changed.set()
+
+    async def ask_waiting(self) -> bool:
+        """Have the ledger decide those that wait and are next; returns whether it could be asked."""
+        while asks := self.line.next(self._clock(), MAX_DECISIONS):
+            operations, askers = list[AdmitOperation](), list[_Asker]()
+            asked = {waiting.attempt_id for waiting, _ in asks}
+            for waiting, has_place in asks:
+                asker = self._askers.get(waiting.attempt_id)
+                if asker is None or asker.last_requested_at < self._oldest_request():
+                    # Its worker is gone. A lost grant is sent again when the admit is repeated.
+                    self._askers.pop(waiting.attempt_id, None)
+                    self.line.give_up(self._clock(), waiting.attempt_id)
+                    continue
+                credential, payers = asker.admit.credential(), self.line.payers_before(waiting.number, asked)
+                operations.append(AdmitOperation(asker.admit, asker.incarnation, credential, has_place, payers))
+                askers.append(asker)
             decided: dict[SendAnswer, list[Admission]] = {}
-            for waiting, decision in zip(page, decisions, strict=True):
-                current = self._waiting.get(waiting.admit.attempt_id)
-                if current is None:
-                    continue  # answered meanwhile
+            for asker, decision in zip(askers, await self._decide(operations), strict=True):
                 if isinstance(decision, Admission):
-                    self._waiting.remove(waiting.admit.attempt_id)
-                    decided.setdefault(current.send_answer, []).append(decision)
-                elif decision is not None:
-                    self._waiting.put(dataclasses.replace(current, deferred=decision))
+                    self._askers.pop(asker.admit.attempt_id, None)
+                    decided.setdefault(asker.send_answer, []).append(decision)
             await asyncio.gather(*(self._send(send_answer, answers) for send_answer, answers in decided.items()))
-            refused = [each.call_key for each, decision in zip(page, decisions, strict=True) if _is_refused(decision)]
-            await self._retry(self._waiting.of_calls(refused))
-        return all_decisions
+            if not self._is_ledger_available:
+                return False
+        return True
 
-    def _add_waiting(self, waiting: WaitingAdmit) -> list[Admission]:
-        if waiting.joins_for_caller:
-            count = self._waiting.count_duplicates(waiting.call_key, but=waiting.admit.attempt_id)
-            if count >= MAX_HELD_DUPLICATES:
-                # The call itself runs: it is not decided yet whether it stays charged.
-                refusal = Overloaded(
-                    f"{MAX_HELD_DUPLICATES} duplicates of this call are waiting already",
-                    retry_after_ms=1000,
-                    charge_unknown=True,
-                )
-                return [refusal_of(waiting.admit, refusal)]
-        self._waiting.put(waiting)
-        if waiting.deferred.reason is DeferReason.RETRY:
-            self.quotas.changed.set()
-        return []
+    async def ask_forever(self) -> None:
+        """Do so whenever something changed, or by the time that passed."""
+        while True:
+            due_seconds = self.line.due_at() - self._clock()
+            try:
+                async with asyncio.timeout(None if due_seconds == float("inf") else max(0.0, due_seconds)):
+                    await self._changed.wait()
+            except TimeoutError:
+                await asyncio.sleep(MIN_WAIT_SECONDS)
+            self._changed.clear()
+            try:
+                is_available = await self.ask_waiting()
+            except Exception as error:
+                # Without this task no call that waits would ever start.
+                log_defect(error, "asking for calls that wait")
+                is_available = False
+            if not is_available:
+                await asyncio.sleep(self._timings.sweep_seconds)
 
-    async def _decide(
-        self,
-        admits: Sequence[Admit],
-        incarnations: Sequence[str],
-        awaited_targets: Collection[str] = (),
-        awaited_payers: Sequence[Collection[str]] = (),
-    ) -> list[Admission | Deferred | None]:
+    async def _decide(self, operations: Sequence[AdmitOperation]) -> list[Admission | Deferred | None]:
         """Return the ledger's decision on each admit; None while the ledger is out of reach: its worker repeats it.
 
-        A new call of one of the ``awaited_targets`` waits behind others; so does one for the money of the sessions in
-        its ``awaited_payers``. A final decision is recorded as a span of the
-        call's trace; a deferral is not, because it is decided many times.
+        A final decision is recorded as a span of the call's trace; a deferral is not, because it is decided many times.
         """
-        if not admits:
+        if not operations:
             return []
         started_at, decisions = time.perf_counter(), list[Admission | Deferred | None]()
-        operations, refused = list[AdmitOperation](), dict[int, Fault]()
-        for number, (admit, worker) in enumerate(zip(admits, incarnations, strict=True)):
-            try:
-                after_others = admit.target in awaited_targets
-                credential = admit.credential()
-                has_quota = admit.target in self.quotas.quota_of
-                after_quota = has_quota and not self.quotas.offer(admit)
-                payers = awaited_payers[number] if awaited_payers else ()
-                operations.append(AdmitOperation(admit, worker, credential, after_others, after_quota, payers))
-            except Fault as unauthorized:  # the format of its credential is wrong
-                refused[number] = unauthorized
         outcomes = await self.operations.run(operations)
         self._is_ledger_available = BudgetUnavailable not in map(type, outcomes)
-        remaining, seconds = iter(outcomes), time.perf_counter() - started_at
-        for number, admit in enumerate(admits):
-            outcome = refused.get(number) or next(remaining)
+        seconds = time.perf_counter() - started_at
+        for operation, outcome in zip(operations, outcomes, strict=True):
+            admit = operation.request
             decision = decision_of(admit, outcome) if isinstance(outcome, Exception) else outcome
-            has_quota = admit.target in self.quotas.quota_of
-            decision = self.quotas.decided(admit, decision) if has_quota else decision
+            decision = self._note(operation, decision)
             decisions.append(decision)
             note_decision(admit, decision, seconds=seconds)
             if isinstance(decision, Admission):
                 self._metrics.count_admission(admit.target, decision)
         return decisions
+
+    def _note(self, operation: AdmitOperation, decision: Admission | Deferred | None) -> Admission | Deferred | None:
+        """Tell the line what the ledger decided; returns the decision as it is answered."""
+        admit, now, line = operation.request, self._clock(), self.line
+        attempt_id, call = admit.attempt_id, (operation.credential.id, admit.request_id)
+        if decision is None:
+            line.undecided(now, attempt_id)
+        elif isinstance(decision, Deferred):
+            if decision.reason is DeferReason.CALL and self._is_overloaded(admit, call):
+                decision = _overloaded(admit)
+                line.give_up(now, attempt_id)
+            else:
+                line.wait(now, self._waiting(operation, decision))
+        elif decision.is_grant:
+            deadline = self.quotas.seconds_of(decision.deadline)
+            if line.granted(now, RunningAttempt(attempt_id, admit.target, call, operation.incarnation, deadline)):
+                decision = decision.with_fields(is_probe=True)
+        else:
+            decision = self._with_reason(operation, decision)
+            line.refused(now, attempt_id, call)
+        if decision is None or isinstance(decision, Deferred) or line.due_at() < now:
+            self._changed.set()
+        return decision
+
+    def _waiting(self, operation: AdmitOperation, deferred: Deferred) -> Waiting:
+        return Waiting(
+            operation.request.attempt_id,
+            deferred.target,
+            *deferred.share,
+            is_takeover=deferred.is_takeover,
+            call=(deferred.session_id, deferred.request_id),
+            incarnation=operation.incarnation,
+            reason=deferred.reason,
+            deadline=self.quotas.seconds_of(deferred.deadline),
+            not_before=self.quotas.seconds_of(deferred.not_before),
+            payer=deferred.payer,
+            cost=operation.request.max_cost or 0,
+        )
+
+    def _is_overloaded(self, admit: Admit, call: CallKey) -> bool:
+        """Whether as many duplicates of a call wait as may, beside this one, each for another caller."""
+        if admit.redelivered or admit.attempt_id in self.line.waiting:
+            return False
+        joins = (each for each in self.line.of_call(call) if each.reason is DeferReason.CALL)
+        askers = (self._askers.get(each.attempt_id) for each in joins)
+        return sum(asker is not None and not asker.admit.redelivered for asker in askers) >= MAX_HELD_DUPLICATES
+
+    def _with_reason(self, operation: AdmitOperation, refusal: Admission) -> Admission:
+        """Return the refusal of a call that waited for limits of its provider until its deadline as throttled."""
+        fault, waited = refusal.fault, self.line.waiting.get(refusal.attempt_id)
+        if fault is None or fault.code != Expired.code or fault.charged is not False or waited is None:
+            return refusal
+        seconds = self.line.places.throttled_seconds(self._clock(), operation.request.target)
+        if seconds is None:
+            return refusal
+        return refusal.with_fields(fault=FaultReply.from_fault(Throttled(retry_after_ms=round(seconds * 1000) or None)))
 
     async def _send(self, send_answer: SendAnswer, answers: list[Admission]) -> None:
         try:
@@ -370,10 +307,7 @@ class AdmissionQueue:
             self._not_sent.worked()
 
 
-def _is_refused(decision: Admission | Deferred | None) -> bool:
-    return isinstance(decision, Admission) and decision.fault is not None
-
-
-def _is_blocked(decision: Admission | Deferred) -> bool:
-    """Whether the decision is that the target has no capacity left."""
-    return isinstance(decision, Deferred) and decision.reason is DeferReason.TARGET
+def _overloaded(admit: Admit) -> Admission:
+    # The call itself runs: it is not decided yet whether it stays charged.
+    message = f"{MAX_HELD_DUPLICATES} duplicates of this call are waiting already"
+    return refusal_of(admit, Overloaded(message, retry_after_ms=1000, charge_unknown=True))

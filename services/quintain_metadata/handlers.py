@@ -189,7 +189,7 @@ class MetadataRequestHandler:
                 to_abort.setdefault(incarnation, []).append(CallKey(session_id=session.id, request_id=request_id))
         ended = [ConversationKey(session_id=session.id, conversation_id=name) for name in conversation_ids]
         await self.cancellation_sender.send(to_abort, ended)
-        await self.admission_queue.retry_calls({(session.id, request_id) for request_id in unique_ids})
+        self.admission_queue.wake_calls((session.id, request_id) for request_id in unique_ids)
         return CallsCancelled(cancelled=cancelled_count)
 
 
@@ -270,6 +270,20 @@ def _bind(route: Route[RequestT, ReplyT], role: Role, function: OperationFunctio
     return bound
 
 
+def _bind_line(route: Route[RequestT, ReplyT], function: OperationFunction[RequestT, ReplyT]) -> _BoundOperation:
+    """Bind an operation of the administrator that may let waiting calls start."""
+    bound = _bind(route, Role.ADMINISTRATOR, function)
+
+    async def refreshing(handler: MetadataRequestHandler, delivery: Delivery, token: SessionToken | None) -> Message:
+        answer = await bound(handler, delivery, token)
+        await handler.admission_queue.refresh()
+        # What was given a place before is decided before the answer.
+        await handler.admission_queue.operations.run(())
+        return answer
+
+    return refreshing
+
+
 async def _info(request_handler: MetadataRequestHandler, delivery: Delivery, token: SessionToken | None) -> Message:
     """Answer once the calls that the asker names as answered are settled, which may be after their replies."""
     loop = asyncio.get_running_loop()
@@ -309,20 +323,10 @@ async def _fleet(request_handler: MetadataRequestHandler, delivery: Delivery, to
     return await request_handler.fleet.figures()
 
 
-async def _set_quota(
-    request_handler: MetadataRequestHandler, delivery: Delivery, token: SessionToken | None
-) -> Message:
-    settings = await request_handler.run_operation(
-        SET_QUOTA, Role.ADMINISTRATOR, lambda moment, request, _: quota_rows.set_quota(moment, request), delivery, token
-    )
-    await request_handler.admission_queue.quotas.refresh()
-    return settings
-
-
 OPERATIONS_BY_KEY: dict[str, _BoundOperation] = {
     INFO.key: _info,
     OPEN.key: _open,
-    AMEND.key: _bind(AMEND, Role.ADMINISTRATOR, _amend),
+    AMEND.key: _bind_line(AMEND, _amend),
     CLOSE.key: _bind(CLOSE, Role.SESSION, _close),
     CLOSE_CHILDREN.key: _bind(CLOSE_CHILDREN, Role.SESSION, _close_children),
     RESERVE.key: _bind(RESERVE, Role.SESSION, _reserve),
@@ -331,16 +335,14 @@ OPERATIONS_BY_KEY: dict[str, _BoundOperation] = {
     LIST.key: _bind(LIST, Role.ADMINISTRATOR, lambda moment, request, _: sessions.list_page(moment.now, request)),
     SHOW.key: _bind(SHOW, Role.ADMINISTRATOR, _show),
     TARGETS.key: _bind(TARGETS, Role.ADMINISTRATOR, lambda moment, *_: targets.list_targets(moment.now)),
-    PAUSE.key: _bind(PAUSE, Role.ADMINISTRATOR, lambda moment, request, _: targets.pause_target(moment.now, request)),
-    RESUME.key: _bind(
-        RESUME, Role.ADMINISTRATOR, lambda moment, request, _: targets.resume_target(moment.now, request)
-    ),
+    PAUSE.key: _bind_line(PAUSE, lambda moment, request, _: targets.pause_target(moment.now, request)),
+    RESUME.key: _bind_line(RESUME, lambda moment, request, _: targets.resume_target(moment.now, request)),
     WORKERS.key: _bind(WORKERS, Role.ADMINISTRATOR, lambda moment, *_: leases.list_workers(moment.now)),
     DRAIN.key: _bind(
         DRAIN, Role.ADMINISTRATOR, lambda moment, request, _: leases.request_drain(moment.now, request.worker_id)
     ),
     FLEET.key: _fleet,
     QUOTAS.key: _quotas,
-    SET_QUOTA.key: _set_quota,
+    SET_QUOTA.key: _bind_line(SET_QUOTA, lambda moment, request, _: quota_rows.set_quota(moment, request)),
     SET_USER.key: _bind(SET_USER, Role.ADMINISTRATOR, lambda moment, request, _: leases.set_user(moment.now, request)),
 }

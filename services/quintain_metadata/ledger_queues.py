@@ -21,12 +21,9 @@ from quintain.contracts.ledger import (
     Admit,
     AdmitBatch,
     AdmitReply,
-    AttemptEnded,
-    AttemptOutcome,
     Settle,
     SettleBatch,
 )
-from quintain.contracts.quota import TryOutcome, TryReport
 from quintain.errors import BadRequest, BudgetUnavailable, Fault, ReplyExpired
 from quintain.observe import logs
 from quintain.observe.semconv import ledger_settle_span
@@ -34,9 +31,9 @@ from quintain.observe.spans import error_type_of, record_finished_span, valid_tr
 from quintain.rpc.server import log_defect, send_reply
 from quintain.timings import Timings
 from quintain_metadata.admission import AdmissionQueue
-from quintain_metadata.ledger.call_rows import CallRow
-from quintain_metadata.ledger.lifecycle import CallState
+from quintain_metadata.ledger.calls import Settled
 from quintain_metadata.ledger.replies import LargeReplay, read_replay
+from quintain_metadata.ledger.settles import NO_CHANGE
 from quintain_metadata.metrics import MetadataMetrics
 from quintain_metadata.store.base import Ledger
 
@@ -174,7 +171,7 @@ class SettleConsumer:
         self._admission_queue, self._metrics, self._timings = admission_queue, metrics, timings
 
     async def __call__(self, delivery: Delivery) -> None:
-        """Apply one batch, and acknowledge it; what it may have freed is given to the admits that wait."""
+        """Apply one batch, and acknowledge it."""
         try:
             batch, problems = read_batch(SettleBatch, Settle, delivery.body)
             _refusals(problems)
@@ -182,66 +179,40 @@ class SettleConsumer:
             log.error("An unreadable settle was dropped: %s", fault.message)
             await delivery.ack()
             return
-        ended = await self.apply(batch.items)
+        await self.apply(batch.items)
         await delivery.ack()
-        await self._admission_queue.on_ended(ended)
 
-    async def apply(self, items: list[Settle]) -> list[AttemptEnded]:
-        """Apply settles, retrying while the ledger is out of reach; returns what they show of their attempts.
+    async def apply(self, items: list[Settle]) -> None:
+        """Apply settles, retrying while the ledger is out of reach, and tell the line what each changed.
 
         They are not requeued, because a requeue counts as a delivery, and the queue drops a message that is delivered
         too often. A settle that failed is logged and dropped, so that it is not retried for ever and does not affect
         its batch.
         """
         self._metrics.count_settles(items)
-        started_at, ended = time.perf_counter(), list[AttemptEnded]()
-        while True:
+        started_at = time.perf_counter()
+        while items:
             outcomes = await self._admission_queue.operations.run(items)
             seconds, unapplied = time.perf_counter() - started_at, list[Settle]()
+            ended = list[tuple[Settle, Settled]]()
             for item, outcome in zip(items, outcomes, strict=True):
                 if isinstance(outcome, BudgetUnavailable):
                     unapplied.append(item)
                     continue
-                call = None if isinstance(outcome, Exception) else outcome[0]
-                ended.append(attempt_ended(item, call))
+                settled = Settled(None, NO_CHANGE, []) if isinstance(outcome, Exception) else outcome
+                ended.append((item, settled))
                 if item.traceparent is not None:
                     _record_span(item, outcome, seconds=seconds)
                 with logs.log_context(request_id=item.request_id, session_id=item.session_id):
                     log.debug("Attempt %s is settled: %s", item.attempt_id, item.outcome.value)
                     if isinstance(outcome, Exception):
                         log_defect(outcome, f"settling call {item.request_id!r}")
-                if call is not None:
-                    self._metrics.call_counter.count_settle(call.target, item)
-            if not unapplied:
-                return ended
+                if settled.call is not None:
+                    self._metrics.call_counter.count_settle(settled.call.target, item)
+            self._admission_queue.on_ended(ended)
             items = unapplied
-            await asyncio.sleep(self._timings.sweep_seconds)
-
-
-#: How a provider took an attempt whose settle says nothing of it.
-_DEFAULT_REPORTS = {
-    AttemptOutcome.RESULT: TryReport(outcome=TryOutcome.ANSWERED),
-    AttemptOutcome.CHARGED: TryReport(outcome=TryOutcome.ANSWERED),
-    AttemptOutcome.RETRY: TryReport(outcome=TryOutcome.UNKNOWN),
-    AttemptOutcome.NEVER_SENT: TryReport(outcome=TryOutcome.NOT_SENT),
-    AttemptOutcome.REFUND: TryReport(outcome=TryOutcome.UNKNOWN),
-    AttemptOutcome.IN_DOUBT: TryReport(outcome=TryOutcome.UNKNOWN),
-}
-
-
-def attempt_ended(item: Settle, call: CallRow | None) -> AttemptEnded:
-    """Return what a settle shows of its attempt, whose call was as given before it; None is an unknown one."""
-    was_running = call is not None and call.state is CallState.RUNNING
-    return AttemptEnded.unchecked(
-        session_id=item.session_id,
-        request_id=item.request_id,
-        attempt_id=item.attempt_id,
-        target=(call.target or None) if call is not None else None,
-        was_running=was_running,
-        was_holder=was_running and call is not None and call.attempt_id == item.attempt_id,
-        gave_up=item.outcome is AttemptOutcome.NEVER_SENT,
-        report=item.report or _DEFAULT_REPORTS[item.outcome],
-    )
+            if items:
+                await asyncio.sleep(self._timings.sweep_seconds)
 
 
 def _record_span(item: Settle, outcome: object, *, seconds: float) -> None:

@@ -27,7 +27,7 @@ from quintain.routes import ADMIT, METADATA_BEAT, OPEN_CHILD, REGISTER
 from quintain.rpc.groups import group_handler
 from quintain.rpc.own_queues import OwnQueue
 from quintain.rpc.server import log_defect, result_or_fault, send_reply
-from quintain.runtime.concurrency import cancel_and_wait, running_task, start_task
+from quintain.runtime.concurrency import cancel_and_wait, running_task
 from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain.topology import (
     ADMIT_QUEUE,
@@ -48,8 +48,8 @@ from quintain_metadata.handlers import MetadataRequestHandler
 from quintain_metadata.heartbeats import HEARTBEAT_PREFETCH, HeartbeatConsumer, with_admit_key
 from quintain_metadata.ledger import calls, children, leases, pruning, targets
 from quintain_metadata.ledger_queues import AdmitConsumer, SettleConsumer
+from quintain_metadata.line_ledger import LineLedger
 from quintain_metadata.metrics import InstrumentedLedger, MetadataMetrics, read_gauges
-from quintain_metadata.quotas.quota_admission import QuotaAdmission
 from quintain_metadata.routing import Router
 from quintain_metadata.store.base import Ledger
 
@@ -87,7 +87,7 @@ class MetadataService:
         self._bus, self._ledger = bus, InstrumentedLedger(ledger, self._metrics, timings)
         # It ends with this service's connection: the broker then returns what is sent to it.
         self._own_queue = OwnQueue(bus, admit_topology(secrets.token_hex(8)), PREFETCH, self._on_own_message)
-        quotas = QuotaAdmission(self._ledger)
+        quotas = LineLedger(self._ledger)
         self._admission_queue = AdmissionQueue(self._ledger, self._metrics, timings, quotas)
         self._metrics.read_quotas = quotas.states
         self._fleet = FleetStatus(bus, self._ledger, self._identity.instance, quotas.states, timings)
@@ -102,9 +102,8 @@ class MetadataService:
         self._start_window_seconds = start_window_seconds
         self._router: Router | None = None
         self._sweep_task: asyncio.Task[None] | None = None
-        self._grant_task: asyncio.Task[None] | None = None
+        self._ask_task: asyncio.Task[None] | None = None
         self._beat_task: asyncio.Task[None] | None = None
-        self._fill_tasks: set[asyncio.Task[object]] = set()
         self._gauges_read_at = -math.inf
 
     async def start(self) -> None:
@@ -119,9 +118,7 @@ class MetadataService:
         self._router = Router(self._bus, self._ledger, self._timings, self._start_window_seconds)
         await when_reachable(self._router.start)
         await when_reachable(self._admission_queue.quotas.refresh)
-        self._grant_task = asyncio.get_running_loop().create_task(
-            self._admission_queue.grant_quotas_forever(), name="grant-quotas"
-        )
+        self._ask_task = asyncio.get_running_loop().create_task(self._admission_queue.ask_forever(), name="ask-waiting")
         await self._bus.declare(METADATA_TOPOLOGY)
         names: list[str] = await when_reachable(self._ledger.transact, lambda _: targets.target_names())
         for target in names:
@@ -169,8 +166,7 @@ class MetadataService:
             *(consumer.drain(grace_seconds) for consumer in self._consumers.values()),
         )
         await self._heartbeats.stop(grace_seconds)
-        await cancel_and_wait(self._sweep_task, self._grant_task, self._beat_task)
-        await asyncio.gather(*self._fill_tasks)
+        await cancel_and_wait(self._sweep_task, self._ask_task, self._beat_task)
 
     async def admit(self, batch: AdmitBatch, on_reply: Callable[[AdmitReply], None], _: str) -> None:
         """Decide admits of a worker in this process, for which the service is its `LedgerPort`."""
@@ -178,9 +174,7 @@ class MetadataService:
 
     async def settle(self, batch: SettleBatch) -> None:
         """Record settles of a worker in this process; returns when they are in the ledger."""
-        ended = await self._settles.apply(batch.items)
-        work = result_or_fault(self._admission_queue.on_ended(ended), "filling what ended calls have freed")
-        start_task(self._fill_tasks, work, name="fill")
+        await self._settles.apply(batch.items)
 
     def card(self) -> ServiceCard:
         """Return the card that the service sends in its heartbeats; waiting admits count as in flight."""
@@ -233,7 +227,7 @@ class MetadataService:
             lambda moment: leases.register_worker(moment.now, registration, self._timings.lease_ms, user)
         )
         self._cancellation_sender.note_renewed(registration.incarnation, delivery)
-        await self._admission_queue.quotas.refresh()
+        await self._admission_queue.refresh()
         return with_admit_key(renewed, self._own_queue)
 
     async def _sweep_periodically(self) -> None:

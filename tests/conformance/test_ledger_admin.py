@@ -9,7 +9,6 @@ from quintain.contracts.ledger import AttemptOutcome, DrainState
 from quintain.contracts.session import PauseTarget, ResumeTarget, TargetPause, WorkerList
 from quintain.errors import BadRequest, ForbiddenTarget, Unauthorized, UnknownTarget
 from quintain_metadata.ledger import leases, targets
-from quintain_metadata.ledger.decisions import Deferred
 from support.ledger_driver import Driver
 
 
@@ -47,15 +46,14 @@ async def drain_states(driver: Driver) -> dict[str, tuple[DrainState, int]]:
     return {one.incarnation: (one.drain, one.running) for one in told.workers}
 
 
-async def test_a_target_that_is_paused_by_an_administrator_starts_nothing_until_it_is_resumed(driver: Driver) -> None:
-    session = await driver.open_session()
+async def test_a_target_that_is_paused_by_an_administrator_is_told_to_its_workers_until_it_is_resumed(
+    driver: Driver,
+) -> None:
     paused = await pause(driver, 600)
     assert paused.paused_until == paused.now + 600_000
     assert (await driver.renew("w1")).paused == {"a": paused.paused_until}
-    assert isinstance(await driver.admit(session, "r1"), Deferred)
     assert (await resume(driver)).paused_until is None
     assert (await driver.renew("w1")).paused is None
-    await driver.admit_granted(session, "r1")
 
 
 async def test_of_a_providers_pause_and_an_administrators_the_later_end_counts_and_resume_ends_both(

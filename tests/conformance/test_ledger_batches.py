@@ -55,23 +55,12 @@ async def test_a_budget_that_ends_within_a_batch_is_spent_exactly(driver: Driver
     assert await driver.audit_findings() == ()
 
 
-async def test_a_limit_that_is_reached_within_a_batch_is_kept(driver: Driver) -> None:
-    await driver.register(limit=3)
-    session = await driver.open_session(max_calls=CALLS)
-    operations = [admit(session, f"r{number}", f"attempt {number}") for number in range(CALLS)]
-    outcomes = await CallOperations(driver.ledger).run(operations)
-    assert sum(map(is_granted, outcomes)) == 3
-    waiting = [outcome.reason for outcome in outcomes if isinstance(outcome, Deferred)]
-    assert waiting == [DeferReason.TARGET] * (CALLS - 3)
-    assert await driver.audit_findings() == ()
-
-
 async def test_two_attempts_at_one_call_in_a_batch_are_one_grant(driver: Driver) -> None:
     session = await driver.open_session(max_calls=CALLS)
     operations = [admit(session, f"r{number % 5}", f"attempt {number}") for number in range(CALLS)]
     outcomes = await CallOperations(driver.ledger).run(operations)
     assert sum(map(is_granted, outcomes)) == 5
-    assert sum(isinstance(outcome, Deferred) and outcome.is_duplicate for outcome in outcomes) == 5
+    assert sum(isinstance(outcome, Deferred) and outcome.reason is DeferReason.CALL for outcome in outcomes) == 5
     assert (await driver.info(session)).call_count == 5
 
 

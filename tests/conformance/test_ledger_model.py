@@ -105,7 +105,7 @@ class Model:
     leases: dict[str, int] = field(default_factory=dict)
     #: How many calls ran at a worker when the first of them was found lost with it.
     lost_calls: dict[str, int] = field(default_factory=dict)
-    target_paused_until: int = 0
+    has_place: bool = True
 
     def lineage(self, name: str) -> list[str]:
         parent = PARENT_OF[name]
@@ -126,9 +126,6 @@ class Model:
 
     def is_worker_alive(self, worker: str) -> bool:
         return self.leases.get(worker, 0) > self.now
-
-    def is_deferred(self, attempt: Attempt) -> bool:
-        return not self.is_worker_alive(attempt.worker) or self.target_paused_until > self.now
 
     def admit(self, attempt: Attempt) -> str:
         """What the one who asks is told: granted, held, told (the stored answer), or the code of a refusal."""
@@ -164,7 +161,7 @@ class Model:
             return "told"
         if attempt.name in self.attempts:
             return "cancelled"
-        if self.is_deferred(attempt):
+        if not self.is_worker_alive(attempt.worker) or not self.has_place:
             return "held"
         self.record_loss(call)
         call.uncounted = uncounted
@@ -198,11 +195,11 @@ class Model:
             return "overloaded"
         if attempt.name in self.attempts:
             return "cancelled"
-        if self.is_deferred(attempt):
+        if not self.is_worker_alive(attempt.worker):
             return "held"
         if call.state is not CallState.RESERVED and not self.has_room(attempt.session, 1):
             return "budget_exhausted"
-        return None
+        return None if self.has_place else "held"
 
     def _start_attempt(self, call: Call, attempt: Attempt, deadline: int) -> None:
         call.state, call.holder, call.deadline = CallState.RUNNING, attempt, deadline
@@ -382,7 +379,9 @@ class LedgerModelMachine(RuleBasedStateMachine):
     def admit(self, attempt: Attempt) -> str:
         ask = self.admit_request(attempt, deadline=self.model.now + DEADLINE_MS)
         expected = self.model.admit(attempt)
-        verdict = self.transact_or_fault(alone(AdmitOperation(ask, attempt.worker, ask.credential())))
+        verdict = self.transact_or_fault(
+            alone(AdmitOperation(ask, attempt.worker, ask.credential(), self.model.has_place))
+        )
         assert self.read_decision(verdict) == expected
         if expected == "granted":
             assert isinstance(verdict, Admission)
@@ -463,10 +462,9 @@ class LedgerModelMachine(RuleBasedStateMachine):
         expected = self.model.cancel(name, requests)
         assert self.transact(steps) == expected
 
-    @rule(milliseconds=st.sampled_from([0, 1, 20_000]))
-    def pause_the_target(self, milliseconds: int) -> None:
-        until = self.model.target_paused_until = max(self.model.target_paused_until, self.model.now + milliseconds)
-        assert self.transact(lambda moment: leases.extend_pause(moment.now, "a", milliseconds)) == until
+    @rule(has_place=st.booleans())
+    def place(self, has_place: bool) -> None:
+        self.model.has_place = has_place
 
     @rule(milliseconds=st.sampled_from([1, 5_000, LEASE_MS, 25_000]))
     def let_time_pass(self, milliseconds: int) -> None:
@@ -480,8 +478,6 @@ class LedgerModelMachine(RuleBasedStateMachine):
         names = {opened.session_id: name for name, opened in self.opened.items()}
         told = {(names[call.session_id], call.request_id) for call in renewed.taken_back or ()}
         assert told == self.model.cancelled_calls(worker)
-        until = self.model.target_paused_until
-        assert renewed.paused == ({"a": until} if until > self.model.now else None)
         self.model.leases[worker] = self.model.now + LEASE_MS
         self.model.lost_calls.pop(worker, None)
 
@@ -635,8 +631,11 @@ class LedgerScenario:
     def pause(self) -> None:
         self.machine.amend(name="left", limit=None, paused=True)
 
-    def pause_target(self, milliseconds: str) -> None:
-        self.machine.pause_the_target(milliseconds=int(milliseconds))
+    def full(self) -> None:
+        self.machine.place(has_place=False)
+
+    def free(self) -> None:
+        self.machine.place(has_place=True)
 
     def limit(self, calls: str) -> None:
         self.machine.amend(name="left", limit=int(calls), paused=False)
@@ -744,19 +743,14 @@ SCENARIOS = {
         "r1 running 1",
     ),
     "who joins later does not uncancel": ("admit w1, cancel r1, admit w2 -> held, renew w1", "r1 running 1 cancelled"),
-    # Pauses of the target.
-    "a paused target starts nothing": ("reserve r1, pause_target 5000, admit w1 -> held", "r1 reserved 0"),
-    "until its pause is over": (
-        "reserve r1, pause_target 5000, wait 5001, renew w1, admit w1 -> granted",
-        "r1 running 1",
-    ),
-    "what runs goes on": (
-        "admit w1, pause_target 9000, repeat 1 -> granted, admit w2 -> held, result 1",
-        "r1 committed 1",
-    ),
-    "what has ended is -> told": ("admit w1, result 1, pause_target 9000, admit w1 -> told", "r1 committed 1"),
-    "no lost call is taken over": ("admit w1, pause_target 90000, lapse, admit w2 -> held", "r1 running 1"),
-    "it ends with its deadline": (f"admit w1, pause_target 90000, {LATE}, admit w2 -> told", "r1 inDoubt 1"),
+    # Calls without a place in their line.
+    "a call without a place does not start": ("reserve r1, full, admit w1 -> held", "r1 reserved 0"),
+    "until it has one": ("reserve r1, full, admit w1, free, admit w1 -> granted", "r1 running 1"),
+    "what it would be refused, it is refused at once": ("limit 0, full, admit w1 -> budget_exhausted", ""),
+    "what runs goes on": ("admit w1, full, admit w2 -> held, result 1", "r1 committed 1"),
+    "what has ended is -> told": ("admit w1, result 1, full, admit w1 -> told", "r1 committed 1"),
+    "no lost call is taken over": ("admit w1, full, lapse, admit w2 -> held", "r1 running 1"),
+    "it ends with its deadline": (f"admit w1, full, {LATE}, admit w2 -> told", "r1 inDoubt 1"),
     # Throttled calls.
     "a retried call stays counted and its attempts are not": (
         f"limit 1, {RETRIED * (MAX_ATTEMPTS + 1)}admit w1 r2 -> budget_exhausted, admit w2 -> granted",

@@ -6,7 +6,7 @@ from quintain.contracts.fleet import SetQuota
 from quintain.contracts.headers import PROTOCOL_VERSION
 from quintain.contracts.ledger import Register, TargetCard
 from quintain.contracts.quota import QuotaCard, QuotaTerms
-from quintain_metadata.ledger import leases
+from quintain_metadata.ledger import call_rows, leases, targets
 from quintain_metadata.quotas import quota_rows
 from support.ledger_driver import Driver
 
@@ -54,17 +54,13 @@ async def test_a_quota_that_nobody_names_has_as_many_in_flight_as_its_targets_al
     assert (few.terms.start, few.terms.max) == (7, 7)
 
 
-async def test_attempts_of_lost_workers_and_ended_calls_run_no_more(driver: Driver) -> None:
+async def test_what_runs_is_read_and_what_does_not_run_any_more(driver: Driver) -> None:
     session = await driver.open_session()
     granted = [await driver.admit_granted(session, name) for name in ("r1", "r2")]
-    running = await driver.transact(lambda _: quota_rows.read_running(["a"]))
-    assert {call.attempt_id for call in running} == {each.attempt_id for each in granted}
-    asked = [(call.session_id, call.request_id, call.attempt_id) for call in running]
-    asked.append((session.session_id, "r1", "another"))
-
-    async def lost() -> set[str]:
-        return await driver.transact(lambda moment: quota_rows.read_lost(moment, asked))
-
-    assert await lost() == {"another"}
-    driver.clock_ahead_ms += 60_000
-    assert await lost() == {"another", *(each.attempt_id for each in granted)}
+    running = await driver.transact(lambda _: targets.running_calls())
+    assert {call[2] for call in running} == {each.attempt_id for each in granted}
+    asked = [*(call[:3] for call in running), (session.session_id, "r3", "another")]
+    assert await driver.transact(lambda _: call_rows.read_ended(asked)) == [(session.session_id, "r3")]
+    await driver.settle(session, "r1", granted[0].attempt_id)
+    ended = await driver.transact(lambda _: call_rows.read_ended(asked))
+    assert {request_id for _, request_id in ended} == {"r1", "r3"}

@@ -12,8 +12,7 @@ from quintain.contracts.quota import QuotaCard, QuotaTerms, RateReport, TryOutco
 from quintain.contracts.session import SessionOpened
 from quintain_metadata.admission import AdmissionQueue
 from quintain_metadata.ledger import leases
-from quintain_metadata.ledger_queues import attempt_ended
-from quintain_metadata.quotas.quota_admission import QuotaAdmission
+from quintain_metadata.line_ledger import LineLedger
 from quintain_metadata.store.base import Ledger, Moment, SqlProgram, execute
 from support.ledger_driver import Driver, admit_request, settle_request
 
@@ -43,7 +42,7 @@ class Succession:
     async def start(self, away_seconds: float = 0.0) -> None:
         """The next service starts, so long after the last one was killed."""
         self.now += away_seconds
-        self.queue = AdmissionQueue(self.ledger, quotas=QuotaAdmission(self.ledger, lambda: self.now))
+        self.queue = AdmissionQueue(self.ledger, quotas=LineLedger(self.ledger, lambda: self.now))
         await self.queue.quotas.refresh()
 
     async def admit(self, count: int) -> None:
@@ -54,7 +53,7 @@ class Succession:
 
     async def send(self, *admits: Admit) -> None:
         await self.queue.admit(AdmitBatch(incarnation="w1", items=list(admits)), self.on_answer)
-        await self.queue.grant_quotas()
+        await self.queue.ask_waiting()
 
     async def on_answer(self, items: list[Admission], _: list[str]) -> None:
         self.answers |= {item.attempt_id: item for item in items}
@@ -66,8 +65,8 @@ class Succession:
         self.running.discard(attempt_id)
         item = settle_request(self.session, self.asked[attempt_id], outcome).model_copy(update={"report": report})
         (outcome_of,) = await self.queue.operations.run([item])
-        await self.queue.on_ended([attempt_ended(item, outcome_of[0])])
-        await self.queue.grant_quotas()
+        self.queue.on_ended([(item, outcome_of)])
+        await self.queue.ask_waiting()
 
     async def repeat(self) -> None:
         """The worker repeats the admits that have no answer."""
@@ -142,7 +141,7 @@ async def test_a_rate_is_not_overspent_by_the_next_service(succession: Successio
     await succession.repeat()
     assert not succession.running, "how much of the six seconds was used is not known"
     succession.now += 1.1
-    await succession.queue.grant_quotas()
+    await succession.queue.ask_waiting()
     assert len(succession.running) == 1
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
@@ -11,8 +12,7 @@ from quintain.contracts.ledger import Admission, Admit, AdmitBatch, AttemptOutco
 from quintain.contracts.quota import QuotaCard, QuotaTerms, TryOutcome, TryReport
 from quintain.contracts.session import SessionOpened
 from quintain_metadata.admission import AdmissionQueue
-from quintain_metadata.ledger_queues import attempt_ended
-from quintain_metadata.quotas.quota_admission import QuotaAdmission
+from quintain_metadata.line_ledger import LineLedger
 from quintain_metadata.store.base import execute
 from support.ledger_driver import Driver, admit_request, memory_ledger_driver, settle_request
 
@@ -25,7 +25,7 @@ class QueueDriver:
 
     driver: Driver
     session: SessionOpened
-    now: float = 1000.0
+    now: float = 0.0
     answers: dict[str, Admission] = field(default_factory=dict)
     running: dict[str, tuple[SessionOpened, Admit]] = field(default_factory=dict)
     asked: dict[str, tuple[SessionOpened, Admit]] = field(default_factory=dict)
@@ -38,7 +38,7 @@ class QueueDriver:
 
     def restart(self) -> None:
         ledger = self.driver.ledger
-        self.queue = AdmissionQueue(ledger, quotas=QuotaAdmission(ledger, lambda: self.now))
+        self.queue = AdmissionQueue(ledger, quotas=LineLedger(ledger, lambda: self.now + time.monotonic()))
 
     async def register(
         self, *targets: str, limit: int = 64, incarnation: str = "w1", without: bool = False, **terms: object
@@ -62,7 +62,7 @@ class QueueDriver:
         for admit in admits:
             self.asked[admit.attempt_id] = session or self.session, admit
         await self.queue.admit(AdmitBatch(incarnation=incarnation, items=list(admits)), self.on_reply)
-        await self.queue.grant_quotas()
+        await self.queue.ask_waiting()
         return [self.answer(admit.attempt_id) for admit in admits]
 
     async def on_reply(self, items: list[Admission], held: list[str]) -> None:
@@ -89,13 +89,21 @@ class QueueDriver:
     ) -> None:
         session, admit = self.running.pop(attempt_id, None) or self.asked[attempt_id]
         item = settle_request(session, admit, outcome, report=report, **fields)
-        call, _ = await self.driver.run(item)
-        await self.queue.on_ended([attempt_ended(item, call)])
-        await self.queue.grant_quotas()
+        self.queue.on_ended([(item, await self.driver.run(item))])
+        await self.queue.ask_waiting()
+
+    async def pause(self, target: str, milliseconds: int) -> None:
+        """Do as the operation does."""
+        await self.driver.pause(target, milliseconds)
+        await self.queue.refresh()
+
+    def due_seconds(self) -> float:
+        """In how many seconds the queue looks again by itself."""
+        return self.queue.line.due_at() - self.queue.quotas.clock()
 
     async def sweep(self) -> None:
         await self.queue.retry_waiting()
-        await self.queue.grant_quotas()
+        await self.queue.ask_waiting()
 
     def attempts(self, name: str) -> list[str]:
         """The attempts that were asked for at this call, in order."""

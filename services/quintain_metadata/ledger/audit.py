@@ -87,14 +87,6 @@ AUDIT_RULES = (
         " OR attempt.session_id <> call.session_id OR attempt.request_id <> call.request_id)",
     ),
     AuditRule(
-        "the number of a target's running calls at a worker is that of its running calls there",
-        "SELECT coalesce(kept.target, counted.target), coalesce(kept.incarnation, counted.incarnation), kept.running,"
-        " counted.running FROM running_calls AS kept FULL JOIN (SELECT target, incarnation, count(*) AS running"
-        f" FROM call WHERE state = '{CallState.RUNNING}' GROUP BY target, incarnation) AS counted"
-        " ON kept.target = counted.target AND kept.incarnation = counted.incarnation"
-        " WHERE coalesce(kept.running, 0) <> coalesce(counted.running, 0)",
-    ),
-    AuditRule(
         "a call's attempt count equals the number of its attempts",
         f"WITH held AS (SELECT session_id, request_id, attempts, CASE WHEN {HOLDER_WITHOUT_ROW} THEN 1 ELSE 0 END"
         " AS holders FROM call)"

@@ -94,16 +94,15 @@ class Rows:
 
     ``attempts`` are, by call, the states of those with a row: running (and lost), unproven, retried (and unproven),
     proven (unbilled) or void (never to run, or to run again). ``attempt_costs`` are what is held for those of unknown
-    cost, in picodollars. ``capacities`` are how many more calls may run, of targets with a limit. ``lost_costs`` are
-    what sessions with a limit in money reserve for lost attempts, where there are take-overs. ``wrong_bounds``
-    are the targets of which a try cost so many picodollars more than its bound; read where a session has such a limit.
+    cost, in picodollars. ``lost_costs`` are what sessions with a limit in money reserve for lost attempts, where there
+    are take-overs. ``wrong_bounds`` are the targets of which a try cost so many picodollars more than its bound; read
+    where a session has such a limit.
     """
 
     sessions: dict[str, SessionRow]
     calls: dict[CallKey, CallRow]
     attempts: dict[CallKey, dict[str, str]] = field(default_factory=dict)
     workers: dict[str, WorkerRow] = field(default_factory=dict)
-    capacities: dict[str, int] = field(default_factory=dict)
     attempt_costs: dict[str, int] = field(default_factory=dict)
     lost_costs: dict[str, int] = field(default_factory=dict)
     wrong_bounds: dict[str, int] = field(default_factory=dict)
@@ -197,12 +196,6 @@ UNCOUNT_ATTEMPT_SQL = "UPDATE call SET attempts = attempts - 1 WHERE session_id 
 #: Records that a try of a target cost more than its bound: by how much, the target, and by how much.
 RECORD_EXCESS_SQL = "UPDATE target SET bound_excess = ? WHERE name = ? AND bound_excess < ?"
 
-#: Adds to the number of a target's running calls at a worker.
-COUNT_RUNNING_SQL = (
-    "INSERT INTO running_calls (target, incarnation, running) VALUES (?, ?, ?)"
-    " ON CONFLICT (target, incarnation) DO UPDATE SET running = running_calls.running + excluded.running"
-)
-
 #: Gives an attempt a row, unless it has one: id, session id, request id, number, incarnation, state, time, cost.
 INSERT_ATTEMPT_SQL = (
     "INSERT INTO attempt (id, session_id, request_id, number, incarnation, state, at, cost)"
@@ -266,29 +259,6 @@ def read_workers(moment: Moment, rows: Rows, incarnations: Iterable[str | None])
         rows.workers[incarnation] = WorkerRow(lease_until > moment.lease_cutoff, lost_calls)
 
 
-def read_capacities(moment: Moment, names: Iterable[str]) -> SqlProgram[dict[str, int]]:
-    """Return how many more calls of these targets may run now: none while one is paused; without those not registered.
-
-    The calls of workers whose leases have lapsed are not counted.
-    """
-    rows = yield Lookup(
-        "SELECT name, CASE WHEN paused_until > ? THEN 0 ELSE max_concurrency - (SELECT coalesce(sum(running), 0)"
-        " FROM running_calls JOIN worker USING (incarnation)"
-        " WHERE running_calls.target = target.name AND worker.lease_until > ?) END"
-        " FROM wanted JOIN target ON target.name = wanted.key1",
-        list(zip(sorted(names), strict=True)),
-        (moment.now, moment.lease_cutoff),
-    )
-    return {row[0]: max(0, int(row[1])) for row in rows}
-
-
-def read_targets(moment: Moment, rows: Rows, names: Iterable[str]) -> SqlProgram[None]:
-    """Read what of these targets decides whether calls of them may start; the sessions were read before."""
-    rows.capacities = yield from read_capacities(moment, names)
-    if any(session.has_cost_limit for session in rows.sessions.values()):
-        rows.wrong_bounds = yield from read_wrong_bounds()
-
-
 def read_wrong_bounds() -> SqlProgram[dict[str, int]]:
     """Return the targets of which a try cost more than its bound, and by how many picodollars."""
     rows = yield from execute("SELECT name, bound_excess FROM target WHERE bound_excess > 0")
@@ -316,6 +286,17 @@ def is_any_running(session_id: str, request_ids: Sequence[str]) -> SqlProgram[bo
         [(session_id, request_id) for request_id in request_ids],
     )
     return bool(rows)
+
+
+def read_ended(attempts: Sequence[tuple[str, str, str]]) -> SqlProgram[list[CallKey]]:
+    """Return the calls of these attempts, each given by session, request and attempt, that it does not run any more."""
+    rows = yield Lookup(
+        "SELECT session_id, request_id FROM wanted JOIN call ON call.session_id = wanted.key1"
+        " AND call.request_id = wanted.key2 AND call.attempt_id = wanted.key3 WHERE call.state = 'running'",
+        attempts,
+    )
+    running = {(row[0], row[1]) for row in rows}
+    return [key for *call, _ in attempts if (key := (call[0], call[1])) not in running]
 
 
 def resolved_target(session_id: str, request_id: str) -> SqlProgram[str | None]:

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from quintain.contracts.ledger import AttemptOutcome, Settle
 from quintain.contracts.session import SessionState
@@ -27,14 +27,14 @@ from quintain_metadata.ledger.call_rows import (
     load_calls,
     read_attempts,
     read_calls,
-    read_targets,
     read_workers,
+    read_wrong_bounds,
 )
 from quintain_metadata.ledger.changes import Changes
 from quintain_metadata.ledger.decisions import AdmitOperation, Replay
-from quintain_metadata.ledger.lifecycle import CallState, TransitionEffect
+from quintain_metadata.ledger.lifecycle import CallState, Transition, TransitionEffect
 from quintain_metadata.ledger.money import read_lost_costs, read_unpayable
-from quintain_metadata.ledger.session_rows import SessionRow
+from quintain_metadata.ledger.session_rows import Funds, SessionRow
 from quintain_metadata.ledger.usage import IS_NOT_COMMITTED
 from quintain_metadata.store.base import Ledger, Lookup, Moment, SqlProgram, execute
 
@@ -42,8 +42,16 @@ log = logging.getLogger(__name__)
 
 CallOperation: TypeAlias = AdmitOperation | Settle
 
-#: The outcome of an admit is a grant, the stored answer, `Deferred`, or the `Fault` that refuses it; that of a settle
-#: the call as it was, and the transition.
+
+class Settled(NamedTuple):
+    """The outcome of a settle: the call as it was, the transition, and what the limits in money have that paid it."""
+
+    call: CallRow | None
+    change: Transition
+    funds: list[Funds]
+
+
+#: The outcome of an admit is a grant, the stored answer, `Deferred`, or the `Fault` that refuses it.
 Outcome: TypeAlias = Any
 
 #: How many batches of workers share a transaction at most: each waits for all of them.
@@ -96,7 +104,8 @@ def run_batch(moment: Moment, operations: Sequence[CallOperation]) -> SqlProgram
         for operation in one_of_each_call.values():
             try:
                 if isinstance(operation, Settle):
-                    outcomes.append(settles.settle(changes, operation))
+                    call, change = settles.settle(changes, operation)
+                    outcomes.append(Settled(call, change, _funds(changes, call)))
                 else:
                     outcomes.append(decisions.admit(changes, operation))
             except Fault as refusal:
@@ -109,6 +118,11 @@ def run_batch(moment: Moment, operations: Sequence[CallOperation]) -> SqlProgram
             except Fault as expired:
                 outcomes[number] = expired
     return outcomes
+
+
+def _funds(changes: Changes, call: CallRow | None) -> list[Funds]:
+    """Return what the limits in money have from which a call was paid."""
+    return [] if call is None or not call.cost else changes.counters.funds(changes.rows.sessions[call.session_id])
 
 
 def _rounds(operations: Sequence[CallOperation]) -> Iterator[dict[CallKey, CallOperation]]:
@@ -129,7 +143,6 @@ def _rounds(operations: Sequence[CallOperation]) -> Iterator[dict[CallKey, CallO
 def _read(moment: Moment, operations: dict[CallKey, CallOperation]) -> SqlProgram[Rows]:
     """Read the rows that these operations are decided by."""
     admits = [each for each in operations.values() if not isinstance(each, Settle)]
-    wanted_targets = {each.request.target for each in admits}
     incarnations: set[str | None] = {each.incarnation for each in admits}
     rows = yield from load_calls(operations)
     several = list[CallKey]()
@@ -146,9 +159,10 @@ def _read(moment: Moment, operations: dict[CallKey, CallOperation]) -> SqlProgra
         several.append(key)
     if several:
         yield from read_attempts(rows, several)
-    if wanted_targets:
+    if admits:
         yield from read_workers(moment, rows, incarnations)
-        yield from read_targets(moment, rows, wanted_targets)
+        if any(session.has_cost_limit for session in rows.sessions.values()):
+            rows.wrong_bounds = yield from read_wrong_bounds()
         lost = _sessions_of_lost(rows) if rows.calls else []
         rows.lost_costs = (yield from read_lost_costs(moment, lost)) if lost else {}
     return rows

@@ -1,12 +1,10 @@
 """Changes calls in memory, by the rows that were read for them, and writes what changed. No I/O.
 
-Every transition is one of the table in `lifecycle`. Counters and capacities change with each call, so that the next one
-is decided as if it came after it.
+Every transition is one of the table in `lifecycle`. Counters change with each call, so that the next one is decided as
+if it came after it.
 """
 
 from __future__ import annotations
-
-from collections import Counter
 
 from quintain.contracts.invoke import FaultReply, TokenUsage
 from quintain.contracts.ledger import AttemptOutcome, Settle
@@ -25,7 +23,7 @@ from quintain_metadata.ledger.lifecycle import (
     release_event,
 )
 from quintain_metadata.ledger.session_rows import TOKEN_KINDS, CostChange, Counters, clamp_token_counts
-from quintain_metadata.ledger.targets import MAX_PAUSE_MS, MIN_PAUSE_MS, PAUSE_TARGET_SQL
+from quintain_metadata.ledger.targets import MAX_PAUSE_MS, MIN_PAUSE_SECONDS, PAUSE_TARGET_SQL
 from quintain_metadata.store.base import ForEach, Moment, SqlProgram, SqlValue
 
 _NO_TOKENS = (None,) * len(TOKEN_KINDS)
@@ -37,7 +35,8 @@ class Changes:
     def __init__(self, moment: Moment, rows: Rows) -> None:
         self.moment, self.rows = moment, rows
         self.counters = Counters(rows.sessions)
-        self._running: Counter[tuple[str, str]] = Counter()
+        #: The sessions for whose money calls wait that were decided before.
+        self.short_payers = set[str]()
         self._written: dict[str, list[tuple[SqlValue, ...]]] = {}
         #: By how much more tries of targets cost than what was reserved for them, in picodollars.
         self._bound_excess: dict[str, int] = {}
@@ -46,8 +45,6 @@ class Changes:
         """Write what was decided, each kind of row with one statement for all."""
         for sql, parameters in self._written.items():
             yield ForEach(sql, parameters)
-        running = [(*key, count) for key, count in self._running.items() if count]
-        yield ForEach(call_rows.COUNT_RUNNING_SQL, running)
         wrong = [(excess, target, excess) for target, excess in self._bound_excess.items()]
         yield ForEach(call_rows.RECORD_EXCESS_SQL, wrong)
         yield from self.counters.write()
@@ -59,9 +56,6 @@ class Changes:
         now = self.moment.now
         told = (*call[:10], call.uncounted_attempts, call.cost, call.counted_tries, call.grader, now, now)
         self.add(call_rows.START_CALL_SQL, *told)
-        self._running[call.target, call.incarnation or ""] += 1
-        if call.target in self.rows.capacities:
-            self.rows.capacities[call.target] -= 1
 
     def reserve(self, key: CallKey, deadline: int) -> int:
         """Reserve a call, or renew its reservation until the later deadline; returns how many calls that charges.
@@ -156,11 +150,8 @@ class Changes:
         tokens = _NO_TOKENS if token_usage is None else clamp_token_counts(token_usage)
         key = (call.session_id, call.request_id, call.state)
         left, lost = (0, 0) if is_reported else (call.cost, call.lost)
-        if call.state is CallState.RUNNING and change.to is not CallState.RUNNING:
-            assert call.incarnation is not None, "a running call is held by an attempt"
-            self._running[call.target, call.incarnation] -= 1
-            if not is_reported:
-                counts, lost = counts.plus(self._lose_attempt(call)), 1
+        if call.state is CallState.RUNNING and change.to is not CallState.RUNNING and not is_reported:
+            counts, lost = counts.plus(self._lose_attempt(call)), 1
         self.add(call_rows.TRANSITION_SQL, change.to, fault, left, lost, self.moment.now, *tokens, *counts, *key)
         if change.used < 0:
             self.counters.refund(self.rows.sessions[call.session_id], -change.used)
@@ -199,9 +190,8 @@ class Changes:
 
     def pause(self, target: str, seconds: float) -> None:
         """Pause a target whose provider asks for so many seconds, unless it has a quota, which the governor pauses."""
-        milliseconds = min(int(seconds * 1000), MAX_PAUSE_MS)
-        if milliseconds > MIN_PAUSE_MS:
-            until = self.moment.now + milliseconds
+        if seconds > MIN_PAUSE_SECONDS:
+            until = self.moment.now + min(int(seconds * 1000), MAX_PAUSE_MS)
             self.add(PAUSE_TARGET_SQL, until, target, until)
 
     def add_counts(self, call: CallRow, counts: AttemptCounts) -> None:
@@ -233,7 +223,6 @@ class Changes:
         if call.state is CallState.RUNNING:
             assert call.incarnation is not None, "a running call is held by an attempt"
             self.add(call_rows.RECORD_LOSS_SQL, self.rows.holder(call).lost_calls, call.incarnation)
-            self._running[call.target, call.incarnation] -= 1
             self.add_counts(call, self._lose_attempt(call))
         if call.attempt_id is not None:
             key = (call.session_id, call.request_id)

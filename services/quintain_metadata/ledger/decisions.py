@@ -50,12 +50,10 @@ class DeferReason(Enum):
 
     #: Another attempt runs the call; it waits for its end.
     CALL = auto()
-    #: The target is at its fleet-wide limit, or paused; it waits for a free slot or the end of the pause.
-    TARGET = auto()
     #: A try of the call failed, and its next one may not begin yet.
     RETRY = auto()
-    #: The key of its target has no place for it now; it waits for its turn.
-    QUOTA = auto()
+    #: Its target or its quota has no place for it now; it waits for its turn.
+    TURN = auto()
     #: Other calls hold the money that it may cost; it waits until one of them has ended.
     MONEY = auto()
     #: The worker has no valid lease; it waits for its heartbeat.
@@ -66,7 +64,7 @@ class DeferReason(Enum):
 class Deferred:
     """An admit that must wait. ``deadline`` is when it waits no longer, in milliseconds since the epoch.
 
-    ``share`` is what it has of its quota. ``payer`` is the session for whose money it waits. ``not_before`` is when its
+    ``share`` is what it has of its line. ``payer`` is the session for whose money it waits. ``not_before`` is when its
     next try may begin, in milliseconds since the epoch.
     """
 
@@ -80,11 +78,6 @@ class Deferred:
     is_takeover: bool = False
     payer: str | None = None
     not_before: int = 0
-
-    @property
-    def is_duplicate(self) -> bool:
-        """Whether it is a duplicate of a running call."""
-        return self.reason is DeferReason.CALL
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,16 +97,14 @@ DUPLICATE_WAIT_MS = 10_000
 class AdmitOperation:
     """A worker's request for an attempt, and what authorizes it.
 
-    ``after_others``: other admits wait for the target, so that a new call waits too; a take-over does not.
-    ``after_quota``: the quota of its target has no place for it, so that it waits if it is not refused.
+    ``has_place``: it may run as far as its target is concerned; without, it waits if it is not refused.
     ``awaited_payers``: the sessions for whose money others wait, so that a new call waits too.
     """
 
     request: Admit
     incarnation: str
     credential: SessionToken | CallProof
-    after_others: bool = False
-    after_quota: bool = False
+    has_place: bool = True
     awaited_payers: Collection[str] = ()
 
 
@@ -233,15 +224,13 @@ def _start_attempt(
         return Deferred(*key, request.target, DeferReason.LEASE, waits_until, session.share)
     if call is not None and is_retried and call.not_before > changes.moment.now:
         return Deferred(*key, request.target, DeferReason.RETRY, waits_until, session.share, not_before=call.not_before)
-    if _is_target_awaited(changes, operation, is_running=is_running):
-        return Deferred(*key, request.target, DeferReason.TARGET, waits_until, session.share, is_running)
     if change.used:
         changes.counters.charge(session)
-    payer = None if operation.after_quota else _reserve_cost(changes, operation, session, is_running=is_running)
-    if operation.after_quota or payer is not None:
+    payer = _reserve_cost(changes, operation, session, is_running=is_running) if operation.has_place else None
+    if payer is not None or not operation.has_place:
         if change.used:
             changes.counters.refund(session)
-        reason = DeferReason.QUOTA if payer is None else DeferReason.MONEY
+        reason = DeferReason.TURN if payer is None else DeferReason.MONEY
         return Deferred(*key, request.target, reason, waits_until, session.share, is_running, payer)
     started = CallRow(
         *key,
@@ -291,8 +280,11 @@ def _reserve_cost(changes: Changes, operation: AdmitOperation, session: SessionR
     if not operation.request.max_cost:
         return None
     amount, is_estimate = operation.request.max_cost, operation.request.is_estimate or False
-    awaited = () if is_running else operation.awaited_payers
-    return changes.counters.reserve_cost(session, amount, awaited, is_estimate=is_estimate)
+    awaited = set[str]() if is_running else changes.short_payers.union(operation.awaited_payers)
+    payer = changes.counters.reserve_cost(session, amount, awaited, is_estimate=is_estimate)
+    if payer is not None:
+        changes.short_payers.add(payer)
+    return payer
 
 
 def _require_in_time(changes: Changes, request: Admit, key: CallKey, deadline: int) -> None:
@@ -301,12 +293,6 @@ def _require_in_time(changes: Changes, request: Admit, key: CallKey, deadline: i
         raise Expired("The deadline passed before a worker was free")
     if request.attempt_id in changes.rows.attempts.get(key, ()):
         raise Cancelled("Its worker gave up this attempt before it was granted")
-
-
-def _is_target_awaited(changes: Changes, operation: AdmitOperation, *, is_running: bool) -> bool:
-    """Whether an attempt waits for its target: that is full or paused, or others wait for it before a new call."""
-    is_full = changes.rows.capacities.get(operation.request.target, 1) <= 0
-    return is_full or (operation.after_others and not is_running)
 
 
 def _deferred(changes: Changes, request: Admit, session: SessionRow, reason: DeferReason) -> Deferred:

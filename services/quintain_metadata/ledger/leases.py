@@ -179,6 +179,11 @@ def renew_leases(now: int, of_users: Sequence[tuple[Heartbeat, str]], lease_ms: 
     ]
 
 
+def live_workers(cutoff: int) -> SqlProgram[set[str]]:
+    """Return the workers whose leases end later than this."""
+    return {row[0] for row in (yield from execute("SELECT incarnation FROM worker WHERE lease_until > ?", cutoff))}
+
+
 #: Sets the end of a worker's lease. What was lost with one that is back is counted anew when it is lost again.
 _RENEW_SQL = (
     "INSERT INTO worker (incarnation, worker_id, lease_until, drain, user_name) VALUES (?, ?, ?, ?, ?)"
@@ -265,5 +270,4 @@ def delete_forgotten(now: int) -> SqlProgram[None]:
     """Delete workers whose leases lapsed long ago, what they served, and what was learned of quotas as long ago."""
     for condition in ("worker WHERE lease_until", "quota_state WHERE saved_at"):
         yield from execute(f"DELETE FROM {condition} <= ?", now - WORKER_RETENTION_MS)
-    for condition in ("served_target WHERE", "running_calls WHERE running = 0 AND"):
-        yield from execute(f"DELETE FROM {condition} incarnation NOT IN (SELECT incarnation FROM worker)")
+    yield from execute("DELETE FROM served_target WHERE incarnation NOT IN (SELECT incarnation FROM worker)")

@@ -1,13 +1,12 @@
-"""Reads what calls that wait for money are decided by: what lost attempts reserve, and which can be paid by now."""
+"""Reads what calls that wait for money are decided by: what lost attempts reserve, and what is free."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Iterable
 
 from quintain.errors import Fault
 from quintain_metadata.ledger.call_rows import CallKey
-from quintain_metadata.ledger.session_rows import Counters, SessionRow, cost_limit_reached, load_sessions
+from quintain_metadata.ledger.session_rows import Counters, Funds, SessionRow, cost_limit_reached, load_sessions
 from quintain_metadata.ledger.usage import IS_NOT_COMMITTED
 from quintain_metadata.store.base import Lookup, Moment, SqlProgram
 
@@ -19,15 +18,6 @@ _LOST_COSTS_SQL = (
     f" LEFT JOIN worker USING (incarnation) WHERE call.state = 'running' AND {IS_NOT_COMMITTED}"
     " AND (worker.lease_until IS NULL OR worker.lease_until <= ?) GROUP BY member.root"
 )
-
-
-class MoneyAsk(NamedTuple):
-    """An attempt that waits for money, and the most that it can cost, in picodollars."""
-
-    attempt_id: str
-    session_id: str
-    cost: int
-    is_takeover: bool
 
 
 def read_lost_costs(moment: Moment, sessions: Iterable[SessionRow]) -> SqlProgram[dict[str, int]]:
@@ -58,32 +48,8 @@ def read_unpayable(moment: Moment, incarnations: Iterable[str], limit: int) -> S
     return unpayable
 
 
-def read_payable(moment: Moment, waiting: Sequence[MoneyAsk]) -> SqlProgram[list[str]]:
-    """Return the attempts that need not wait any longer: those that fit in this order, and those that never will.
-
-    Those behind one that does not fit wait for the money of the same session too, however little they need.
-    """
-    sessions = yield from load_sessions({each.session_id for each in waiting})
-    takeovers = {each.session_id for each in waiting if each.is_takeover}
-    lost = yield from read_lost_costs(moment, [sessions[each] for each in takeovers & sessions.keys()])
-    return payable(waiting, sessions, lost)
-
-
-def payable(waiting: Sequence[MoneyAsk], sessions: Mapping[str, SessionRow], lost: Mapping[str, int]) -> list[str]:
-    """Do the same by these rows. No I/O."""
-    counters, awaited, found = Counters(sessions), set[str](), list[str]()
-    left, waits = dict[tuple[str, bool], int](), set[str]()
-    for each in waiting:
-        session, key = sessions.get(each.session_id), (each.session_id, each.is_takeover)
-        if session is not None and key not in left:
-            left[key], _ = counters.cost_left(session, lost if each.is_takeover else {})
-        if session is None or each.cost > left[key]:
-            found.append(each.attempt_id)  # it is refused
-        elif each.session_id not in waits:
-            payer = counters.reserve_cost(session, each.cost, awaited)
-            if payer is None:
-                found.append(each.attempt_id)
-            else:
-                awaited.add(payer)
-                waits.add(each.session_id)
-    return found
+def read_funds(session_ids: Collection[str]) -> SqlProgram[list[Funds]]:
+    """Return what the limits in money of these sessions, and of their ancestors, have."""
+    sessions = yield from load_sessions(session_ids)
+    counters = Counters(sessions)
+    return [funds for session in sessions.values() for funds in counters.funds(session)]

@@ -19,6 +19,14 @@ from quintain.errors import BudgetExhausted, Overloaded, Unauthorized
 from quintain_metadata.store.base import ForEach, Lookup, Row, SqlProgram
 
 
+class Funds(NamedTuple):
+    """What a session's limit in money has free now, and has left with nothing in flight, in picodollars."""
+
+    payer: str
+    free: int
+    left: int
+
+
 class Share(NamedTuple):
     """What the calls of a session have of a quota: together with all sessions of its root, by weight and priority."""
 
@@ -316,6 +324,16 @@ class Counters:
                 of_payer = payer.max_cost - self._final_cost(payer) - lost.get(payer.id, 0)
                 left, limit = min((left, limit), (of_payer, payer.max_cost))
         return left, limit
+
+    def funds(self, session: SessionRow) -> list[Funds]:
+        """Return what each limit in money of a session and its ancestors has, in picodollars."""
+        found = list[Funds]()
+        for payer in (session, *session.ancestors):
+            if payer.max_cost is not None:
+                left = payer.max_cost - self._final_cost(payer)
+                free = left - payer.cost_reserved - self._added[payer.id][_RESERVED_PLACE]
+                found.append(Funds(payer.id, free, left))
+        return found
 
     def reserve_cost(
         self, session: SessionRow, amount: int, awaited: Collection[str] = (), *, is_estimate: bool = False

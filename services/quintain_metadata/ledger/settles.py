@@ -32,7 +32,7 @@ STORE_REPLY_SQL = (
 #: with a brace, and zlib output never does.
 COMPRESSION_MIN_BYTES = 2048
 
-_NO_CALL = Transition(CallState.NONE, effect=TransitionEffect.NOTED)
+NO_CHANGE = Transition(CallState.NONE, effect=TransitionEffect.NOTED)
 
 
 def settle(changes: Changes, settlement: Settle) -> tuple[CallRow | None, Transition]:
@@ -44,7 +44,7 @@ def settle(changes: Changes, settlement: Settle) -> tuple[CallRow | None, Transi
     call, state = changes.rows.calls.get(key), changes.rows.attempts.get(key, {}).get(settlement.attempt_id)
     is_holder = call is not None and call.attempt_id == settlement.attempt_id
     if call is None or (state is None and not is_holder) or state in {"void", "retried"}:
-        change = _NO_CALL
+        change = NO_CHANGE
         if settlement.outcome is AttemptOutcome.NEVER_SENT:
             # A later grant has no effect.
             void = (settlement.attempt_id, *key, 0, "", "void", changes.moment.now, 0)

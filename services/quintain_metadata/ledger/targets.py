@@ -37,8 +37,8 @@ def unknown_target(route: RouteRequest) -> UnknownTarget:
 
 MAX_PAUSE_MS = MAX_PAUSE_SECONDS * 1000
 
-#: A provider that asks for no longer delays only the call that it refused.
-MIN_PAUSE_MS = int(DEFAULT_TIMINGS.shared_pause_seconds * 1000)
+#: A provider that asks for no longer delays only the call that it refused, in seconds.
+MIN_PAUSE_SECONDS = DEFAULT_TIMINGS.shared_pause_seconds
 
 #: Pauses a target that has no quota, and shortens no pause: until when, the target, until when.
 PAUSE_TARGET_SQL = (
@@ -115,6 +115,20 @@ def resume_target(now: int, request: ResumeTarget) -> SqlProgram[TargetPause]:
     if (yield from fetch_one(sql, request.target)) is None:
         raise (yield from _unknown_target_fault(request.target))
     return TargetPause(target=request.target, now=now)
+
+
+def target_limits() -> SqlProgram[dict[str, tuple[int, int]]]:
+    """Return of all registered targets how many calls may run, and when their pauses end."""
+    rows = yield from execute("SELECT name, max_concurrency, paused_until FROM target")
+    return {row[0]: (row[1], row[2]) for row in rows}
+
+
+def running_calls() -> SqlProgram[list[tuple[str, str, str, str, str, int]]]:
+    """Return all running calls: session, request, attempt, target, worker and deadline."""
+    rows = yield from execute(
+        "SELECT session_id, request_id, attempt_id, target, incarnation, deadline FROM call WHERE state = 'running'"
+    )
+    return [(row[0], row[1], row[2], row[3], row[4], row[5]) for row in rows]
 
 
 def target_names() -> SqlProgram[list[str]]:

@@ -1,4 +1,4 @@
-"""The calls that wait for one key, in the order in which they start. No I/O, no clock.
+"""The calls that wait for their turn at one key or target, in the order in which they start. No I/O, no clock.
 
 Calls that take over a running call come first. Then, within a priority, deficit round robin over root sessions by
 weight; within a session and target the first to arrive is the first. Where a root session's children have less weight
@@ -8,12 +8,16 @@ start in twenty, and one between them nearly so.
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections import Counter, OrderedDict
 from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from quintain.contracts.session import DEFAULT_WEIGHT, Priority
+from quintain_metadata.ledger.call_rows import CallKey
+from quintain_metadata.ledger.decisions import DeferReason
 
 #: A lower priority that waits gets at least one of so many starts.
 FLOOR_STARTS = 20
@@ -21,15 +25,27 @@ FLOOR_STARTS = 20
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A call that waits for its key: ``root_id`` is the root of its session, and ``weight`` that of its own."""
+    """A call that waits: ``root_id`` is the root of its session, and ``weight`` that of its own.
+
+    Those that came earlier have smaller numbers. ``reason`` is what it waits for: a ``payer``'s money, of which it
+    needs ``cost``; its next try, which does not begin before ``not_before``; the lease of its worker, ``incarnation``.
+    It waits until its ``deadline``. Times are seconds, costs picodollars.
+    """
 
     attempt_id: str
-    quota_id: str
     target: str
     root_id: str
     weight: int = DEFAULT_WEIGHT
     priority: Priority = Priority.NORMAL
     is_takeover: bool = False
+    number: int = 0
+    call: CallKey = ("", "")
+    incarnation: str = ""
+    reason: DeferReason = DeferReason.TURN
+    deadline: float = math.inf
+    not_before: float = -math.inf
+    payer: str | None = None
+    cost: int = 0
 
 
 #: A root session and the weight of calls of it.
@@ -67,7 +83,7 @@ class _Round:
             line = self._lines[share] = _Calls()
             self._weights[waiting.weight] += 1
             self._weights_of.setdefault(waiting.root_id, set()).add(waiting.weight)
-        line.by_target.setdefault(waiting.target, OrderedDict())[waiting.attempt_id] = waiting
+        _insert(line.by_target.setdefault(waiting.target, OrderedDict()), waiting)
         self.by_target[waiting.target] += 1
 
     def remove(self, waiting: Waiting) -> None:
@@ -113,25 +129,27 @@ class FairQueue:
     """The waiting calls of one key."""
 
     def __init__(self) -> None:
-        self._takeovers: dict[str, Waiting] = {}
+        self._calls: dict[str, Waiting] = {}
+        self._takeovers = OrderedDict[str, Waiting]()
         self._rounds = {priority: _Round() for priority in Priority}
         self._passed_over: Counter[Priority] = Counter()
         #: How many calls wait for each target.
         self.by_target: Counter[str] = Counter()
 
-    def __len__(self) -> int:
-        return self.by_target.total()
-
     def add(self, waiting: Waiting) -> None:
         """Add a call that does not wait yet."""
+        self._calls[waiting.attempt_id] = waiting
         self.by_target[waiting.target] += 1
         if waiting.is_takeover:
-            self._takeovers[waiting.attempt_id] = waiting
+            _insert(self._takeovers, waiting)
         else:
             self._rounds[waiting.priority].add(waiting)
 
-    def remove(self, waiting: Waiting) -> None:
-        """Remove a call that waits."""
+    def remove(self, attempt_id: str) -> None:
+        """Remove a call, if it waits here."""
+        waiting = self._calls.pop(attempt_id, None)
+        if waiting is None:
+            return
         _subtract(self.by_target, waiting.target)
         if waiting.is_takeover:
             del self._takeovers[waiting.attempt_id]
@@ -143,8 +161,15 @@ class FairQueue:
         waiting = next((each for each in self._takeovers.values() if each.target in targets), None)
         waiting = waiting or self._next_by_priority(targets)
         if waiting is not None:
-            self.remove(waiting)
+            self.remove(waiting.attempt_id)
         return waiting
+
+    def take_all(self, target: str) -> list[Waiting]:
+        """Remove and return all calls to a target, in the order of their arrival."""
+        found = sorted((each for each in self._calls.values() if each.target == target), key=lambda each: each.number)
+        for waiting in found:
+            self.remove(waiting.attempt_id)
+        return found
 
     def _next_by_priority(self, targets: Container[str]) -> Waiting | None:
         waiting = [each for each in Priority if any(target in targets for target in self._rounds[each].by_target)]
@@ -155,6 +180,14 @@ class FairQueue:
         self._passed_over.update(each for each in waiting if each.rank > chosen.rank)
         self._passed_over[chosen] = 0
         return self._rounds[chosen].next(targets)
+
+
+def _insert(calls: OrderedDict[str, Waiting], waiting: Waiting) -> None:
+    """Add a call behind those that came earlier."""
+    later = list(itertools.takewhile(lambda key: calls[key].number > waiting.number, reversed(calls)))
+    calls[waiting.attempt_id] = waiting
+    for attempt_id in reversed(later):
+        calls.move_to_end(attempt_id)
 
 
 _Key = TypeVar("_Key")

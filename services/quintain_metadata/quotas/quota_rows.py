@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -110,21 +110,11 @@ def read_quotas(moment: Moment) -> SqlProgram[tuple[dict[str, QuotaRegistration]
     return quotas, without - of_target.keys()
 
 
-class RunningCall(NamedTuple):
-    """A call that an attempt runs."""
-
-    session_id: str
-    request_id: str
-    attempt_id: str
-    target: str
-
-
 class SavedQuota(NamedTuple):
-    """What was learned of a quota, as JSON, how many seconds ago, and its calls that run. None: nothing was saved."""
+    """What was learned of a quota, as JSON, and how many seconds ago."""
 
-    state: str | None
+    state: str
     seconds: float
-    running: list[RunningCall]
 
 
 def save_quotas(moment: Moment, states: Mapping[str, str]) -> SqlProgram[None]:
@@ -136,47 +126,13 @@ def save_quotas(moment: Moment, states: Mapping[str, str]) -> SqlProgram[None]:
     )
 
 
-def read_saved(moment: Moment, quotas: Mapping[str, Collection[str]]) -> SqlProgram[dict[str, SavedQuota]]:
-    """Return what was saved of these quotas, each given with its targets, and which of their calls run."""
-    if not quotas:
-        return {}
+def read_saved(moment: Moment, quota_ids: Iterable[str]) -> SqlProgram[dict[str, SavedQuota]]:
+    """Return what was saved of these quotas."""
     rows = yield Lookup(
-        "SELECT quota_id, saved_at, state FROM wanted JOIN quota_state ON quota_id = wanted.key1",
-        [(quota_id,) for quota_id in quotas],
+        "SELECT quota_id, state, saved_at FROM wanted JOIN quota_state ON quota_id = wanted.key1",
+        [(quota_id,) for quota_id in quota_ids],
     )
-    saved = {row[0]: (row[2], (moment.now - row[1]) / 1000) for row in rows}
-    running = yield from read_running({target for targets in quotas.values() for target in targets})
-    return {
-        quota_id: SavedQuota(*saved.get(quota_id, (None, 0.0)), [call for call in running if call.target in targets])
-        for quota_id, targets in quotas.items()
-    }
-
-
-def read_running(targets: Iterable[str]) -> SqlProgram[list[RunningCall]]:
-    """Return every running call of these targets."""
-    rows = yield Lookup(
-        "SELECT session_id, request_id, attempt_id, target FROM wanted JOIN call ON call.target = wanted.key1"
-        " WHERE state IN ('reserved', 'running') AND state = 'running'",
-        [(target,) for target in targets],
-    )
-    return [RunningCall(*row) for row in rows]
-
-
-def read_lost(moment: Moment, attempts: Iterable[tuple[str, str, str]]) -> SqlProgram[set[str]]:
-    """Return which attempts run no call any more, or are held by a worker whose lease has lapsed.
-
-    Each is given by its session id, request id and attempt id.
-    """
-    keys = list(attempts)
-    rows = yield Lookup(
-        "SELECT call.attempt_id FROM wanted JOIN call ON call.session_id = wanted.key1"
-        " AND call.request_id = wanted.key2 AND call.attempt_id = wanted.key3"
-        " JOIN worker ON worker.incarnation = call.incarnation"
-        " WHERE call.state = 'running' AND worker.lease_until > ?",
-        keys,
-        (moment.lease_cutoff,),
-    )
-    return {key[2] for key in keys} - {row[0] for row in rows}
+    return {row[0]: SavedQuota(row[1], (moment.now - row[2]) / 1000) for row in rows}
 
 
 def set_quota(moment: Moment, request: SetQuota) -> SqlProgram[QuotaSettings]:

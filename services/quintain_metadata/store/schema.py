@@ -114,14 +114,10 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         # Answered calls, nearly all of them, have no entry by their state.
         "CREATE INDEX call_by_state ON call (session_id, state) WHERE state <> 'committed' OR fault IS NOT NULL",
         "CREATE INDEX call_unfinished ON call (deadline) WHERE state IN ('reserved', 'running')",
-        "CREATE INDEX call_taken_back ON call (incarnation) WHERE state = 'running' AND cancelled_at IS NOT NULL",
+        "CREATE INDEX call_running ON call (incarnation, target) WHERE state = 'running'",
         # The number of running calls of each target at each worker.
-        """CREATE TABLE running_calls (
-            target text NOT NULL,
-            incarnation text NOT NULL,
-            running bigint NOT NULL,
-            PRIMARY KEY (target, incarnation)
-        )""",
+        """CREATE VIEW running_calls AS SELECT target, incarnation, count(*) AS running FROM call
+            WHERE state = 'running' GROUP BY incarnation, target""",
         # The state of an attempt that holds its call no more: proven (unbilled) or unproven; retried (unproven, and
         # not counted); or void (never to run, or retried and unbilled). One that holds its call, or held it last, has
         # a row only where it is proven, void or retried. ``cost``: what the session holds for it until its bill is
@@ -232,7 +228,6 @@ POSTGRES_STATEMENTS: Final[dict[int, tuple[str, ...]]] = {
         "INSERT INTO leader (epoch, lease_until) VALUES (0, 0)",
         # These rows are updated with every call. Free space on their pages keeps the row versions there (HOT).
         "ALTER TABLE session SET (fillfactor = 50)",
-        "ALTER TABLE running_calls SET (fillfactor = 10)",
     ),
 }
 

@@ -343,20 +343,3 @@ class SettleBatch(Message):
 
     incarnation: Token
     items: list[Settle]
-
-
-class AttemptEnded(Message):
-    """What the settle of an attempt shows to those who wait for its end.
-
-    ``target`` is absent where the ledger has no call of it. ``was_running``: an attempt ran the call; ``was_holder``:
-    it was this one. ``gave_up``: its worker has stopped waiting for its grant.
-    """
-
-    session_id: Token
-    request_id: RequestId
-    attempt_id: Token
-    target: TargetName | None = None
-    was_running: bool = False
-    was_holder: bool = False
-    gave_up: bool = False
-    report: TryReport

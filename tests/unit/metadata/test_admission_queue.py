@@ -12,6 +12,7 @@ from quintain.errors import BrokerUnavailable
 from quintain_metadata.admission import MAX_HELD_DUPLICATES, AdmissionQueue
 from quintain_metadata.store.base import execute
 from quintain_metadata.store.sqlite import SqliteLedger
+from support.ledger_driver import settle_request
 from support.queue_driver import QueueDriver, memory_queue_driver
 from support.quick import timings
 
@@ -144,8 +145,7 @@ async def test_what_is_repeated_no_more_is_forgotten_and_never_granted(desk: Que
     await asyncio.sleep(0.21)
     # A living worker repeats what it has no answer to.
     await desk.send(desk.asked[desk.attempt_of("waiting")][1], incarnation="w2")
-    await desk.driver.end(*desk.asked[desk.attempt_of("running")])
-    await desk.sweep()
+    await desk.settle(desk.attempt_of("running"))
     assert desk.told("of a dead worker", "waiting") == ["waits", "granted"]
     assert (await desk.driver.info(desk.session)).call_count == 2
 
@@ -214,14 +214,14 @@ async def test_a_worker_without_a_lease_waits_and_keeps_nobody_else_waiting(desk
 
 async def test_a_duplicate_is_answered_when_its_call_ends_though_the_target_is_paused(desk: QueueDriver) -> None:
     await desk.admit("r1")
-    await desk.driver.pause("a", 60_000)
+    await desk.pause("a", 60_000)
     assert await desk.admit("r2", "r1") == ["waits", "waits"]
     await desk.settle(desk.attempts("r1")[0])
     assert desk.told("r2", "r1") == ["waits", "granted", "replayed"]
 
 
 async def test_what_waited_for_the_end_of_a_pause_goes_on_at_the_next_sweep(desk: QueueDriver) -> None:
-    await desk.driver.pause("a", 60_000)
+    await desk.pause("a", 60_000)
     assert await desk.admit("r1", "r2") == ["waits", "waits"]
     assert await desk.admit("r3", target="b") == ["granted"]
     await desk.driver.ledger.transact(lambda _: execute("UPDATE target SET paused_until = 0"))
@@ -232,7 +232,7 @@ async def test_what_waited_for_the_end_of_a_pause_goes_on_at_the_next_sweep(desk
 async def test_a_duplicate_that_came_to_wait_for_a_slot_is_no_duplicate_any_more(desk: QueueDriver) -> None:
     await desk.admit(*["r1"] * (MAX_HELD_DUPLICATES + 1))
     await desk.driver.end(*desk.asked[desk.attempts("r1")[0]], AttemptOutcome.REFUND)
-    await desk.driver.pause("a", 60_000)
+    await desk.pause("a", 60_000)
     for _ in range(2):
         await desk.sweep()
     assert await desk.admit("r1") == ["waits"]
@@ -253,7 +253,9 @@ async def test_take_overs_come_before_new_calls_that_have_waited_longer(desk: Qu
 async def test_a_new_call_waits_behind_others_though_there_is_room(desk: QueueDriver) -> None:
     await limit(desk)
     await desk.admit("running", "first")
-    await desk.driver.end(*desk.asked[desk.attempt_of("running")])
+    session, running = desk.running[desk.attempt_of("running")]
+    settled = settle_request(session, running)
+    desk.queue.on_ended([(settled, await desk.driver.run(settled))])
     await desk.admit("second")
     assert desk.told("first", "second") == ["granted", "waits"]
 
@@ -304,11 +306,11 @@ async def test_the_next_try_of_a_call_waits_for_its_time_and_for_no_sweep(desk: 
     await desk.admit("r1")
     await desk.settle(desk.attempt_of("r1"), AttemptOutcome.RETRY, retry_after_ms=60_000, is_counted=True)
     assert await desk.admit("r1", "r2") == ["waits", "granted"]
-    await desk.queue.grant_quotas()
+    await desk.queue.ask_waiting()
     assert desk.told("r1") == ["granted", "waits"]
     await desk.driver.transact(lambda _: execute("UPDATE call SET not_before = not_before - 60000"))
-    desk.queue._clock.synchronize(await desk.driver.ledger.now() + 60_000)
-    await desk.queue.grant_quotas()
+    desk.now += 60
+    await desk.queue.ask_waiting()
     assert desk.told("r1") == ["granted", "granted"]
     again = desk.answers[desk.attempt_of("r1")]
     assert (again.attempt, again.tries) == (1, 1)

@@ -47,7 +47,6 @@ async def test_a_ledger_as_the_service_writes_it_has_no_findings(tmp_path: Path)
         ("UPDATE call SET attempt_id = 'r2' WHERE request_id = 'r3'", "held by one of its own attempts"),
         ("UPDATE call SET attempts = 2 WHERE request_id = 'r1'", "attempt count"),
         ("UPDATE call SET state = 'inDoubt' WHERE request_id = 'r1'", "says that it was charged"),
-        ("UPDATE running_calls SET running = 2", "number of a target's running calls"),
         ("INSERT INTO reply VALUES ('s', 'r', '{}', 5)", "stored reply"),
         ("UPDATE attempt SET state = 'unproven' WHERE id = 'r2'", "proven unbilled"),
     ],

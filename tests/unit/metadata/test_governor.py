@@ -19,36 +19,34 @@ from quintain.contracts.quota import (
 )
 from quintain.contracts.session import Priority
 from quintain_metadata.quotas.fair_queue import Waiting
-from quintain_metadata.quotas.governor import Governor, QuotaFigures, smallest_terms
+from quintain_metadata.quotas.governor import QuotaFigures, smallest_terms
 from quintain_metadata.quotas.limits import MAX_PAUSE_SECONDS, CutCause
 from quintain_metadata.quotas.outages import FAILURES_BEFORE_OUTAGE, FIRST_PROBE_SECONDS, MAX_PROBE_SECONDS
+from support.one_key import OneKey
 
 ANSWERED = TryReport(outcome=TryOutcome.ANSWERED)
 FAILED = TryReport(outcome=TryOutcome.FAILED)
 
 
-def governor(**terms: object) -> Governor:
-    made = Governor()
-    made.configure(0, "key", [QuotaTerms.model_validate(terms)])
-    return made
+def governor(**terms: object) -> OneKey:
+    return OneKey(QuotaTerms.model_validate(terms))
 
 
 def throttled(retry_after_seconds: float | None = None) -> TryReport:
     return TryReport(outcome=TryOutcome.THROTTLED, rates=RateReport(retry_after_seconds=retry_after_seconds))
 
 
-def wait(on: Governor, *ids: str, target: str = "t", session: str = "s", **fields: object) -> None:
+def wait(on: OneKey, *ids: str, target: str = "t", session: str = "s", **fields: object) -> None:
     for attempt_id in ids:
-        on.wait(Waiting(attempt_id, "key", target, session, **fields))  # type: ignore[arg-type]
+        on.wait(Waiting(attempt_id, target, session, call=("s", attempt_id), **fields))  # type: ignore[arg-type]
 
 
-def granted(on: Governor, now: float, **free: int) -> list[str]:
+def granted(on: OneKey, now: float, **free: int) -> list[str]:
     return [waiting.attempt_id for waiting in on.grant(now, free)]
 
 
-def figures(on: Governor, now: float) -> QuotaFigures:
-    (found,) = on.describe(now)
-    return found
+def figures(on: OneKey, now: float) -> QuotaFigures:
+    return on.figures(now)
 
 
 #: Ten minutes at 2,000 a minute take a quarter of the time of all, and prove no more than those at 60 and 600.
@@ -72,13 +70,13 @@ def test_no_more_start_than_the_limit_allows_and_each_end_lets_one_more() -> Non
 
 def test_an_offered_call_starts_at_once_but_not_before_one_that_waits() -> None:
     on = governor(start=2, adaptive=False)
-    assert on.offer(0, "a", "key", "t")
-    assert on.offer(0, "a", "key", "t"), "a repeated offer of a call that runs takes no second slot"
-    assert on.offer(0, "b", "key", "t")
-    assert not on.offer(0, "c", "key", "t")
+    assert on.offer(0, "a", "t")
+    assert on.offer(0, "a", "t"), "a repeated offer of a call that runs takes no second slot"
+    assert on.offer(0, "b", "t")
+    assert not on.offer(0, "c", "t")
     wait(on, "d")
     on.end(1, "a", ANSWERED)
-    assert not on.offer(1, "c", "key", "t")
+    assert not on.offer(1, "c", "t")
     assert granted(on, 1) == ["d"]
 
 
@@ -87,12 +85,12 @@ def test_a_target_that_is_full_keeps_no_other_target_of_its_quota_waiting() -> N
     wait(on, "a", "b", target="full")
     wait(on, "c", target="free")
     assert granted(on, 0, full=1, free=5) == ["a", "c"]
-    assert on.offer(0, "d", "key", "free", {"full": 0, "free": 4})
+    assert on.offer(0, "d", "free", {"full": 0, "free": 4})
 
 
 def test_a_take_over_comes_first_and_a_call_that_runs_already_takes_its_slot() -> None:
     on = governor(start=1, adaptive=False)
-    on.resume(0, "running", "key", "t")
+    on.resume(0, "running", "t")
     wait(on, "a")
     wait(on, "b", is_takeover=True)
     assert granted(on, 0) == []
@@ -179,7 +177,7 @@ def test_calls_that_were_refused_together_cut_the_limit_once() -> None:
     assert granted(on, 1) == [], "what was refused is not replaced at once"
 
 
-def running_after(on: Governor, seconds: float, *, since: float = 0, free: int = 100_000) -> int:
+def running_after(on: OneKey, seconds: float, *, since: float = 0, free: int = 100_000) -> int:
     """How many calls run after so many seconds without an answer, of a target that may run so many more."""
     now = since
     while now < since + seconds:
@@ -188,7 +186,7 @@ def running_after(on: Governor, seconds: float, *, since: float = 0, free: int =
     return figures(on, now).in_flight
 
 
-def wait_many(on: Governor, count: int = 5000) -> None:
+def wait_many(on: OneKey, count: int = 5000) -> None:
     wait(on, *(f"{number}" for number in range(count)))
 
 
@@ -351,12 +349,12 @@ def test_why_a_target_had_no_answer_is_told_until_it_answers_also_by_the_next_ow
     (attempt_id,) = granted(on, 1)
     on.end(1, attempt_id, not_found)
     assert set(figures(on, 1).failures) == {"bad", "good"}
-    on.configure(1, "key", [QuotaTerms(max=255)])
+    on.configure(1, QuotaTerms(max=255))
     assert figures(on, 1).failures == {}, "a worker that was started anew may have another path"
     wait(on, "f", target="bad")
     (attempt_id,) = granted(on, 1)
     on.end(1, attempt_id, TryReport(outcome=TryOutcome.FAILED, failure=failure))
-    next_owner.restore(2, 1, "key", json.loads(json.dumps(on.save(1, "key"))))
+    next_owner.quota.restore(2, 1, json.loads(json.dumps(on.quota.save(1))))
     for each in (on, next_owner):
         assert figures(each, 2).failures == {"bad": failure}
         wait(each, "d", target="bad")
@@ -377,7 +375,7 @@ def test_a_refused_key_is_told_and_holds_no_call_until_it_is_answered_or_configu
     wait(on, "d")
     on.end(5, granted(on, 4)[0], refused)
     assert figures(on, 5).is_refused
-    on.configure(6, "key", [QuotaTerms()])
+    on.configure(6, QuotaTerms())
     assert not figures(on, 6).is_refused
 
 
@@ -400,8 +398,8 @@ def test_a_refusal_of_one_model_or_one_call_is_none_of_the_key() -> None:
 def test_a_call_that_waits_is_not_offered_a_place_and_a_full_target_has_none() -> None:
     on = governor()
     wait(on, "a")
-    assert not on.offer(0, "a", "key", "t")
-    assert not on.offer(0, "b", "key", "full", {"full": 0, "t": 0})
+    assert not on.offer(0, "a", "t")
+    assert not on.offer(0, "b", "full", {"full": 0, "t": 0})
     assert on.due_at(0, {"t": 0}) == math.inf
     assert granted(on, 0) == ["a"]
 
@@ -410,7 +408,7 @@ def test_other_terms_hold_at_once_and_drop_no_running_call() -> None:
     on = governor(start=10, adaptive=False)
     wait(on, *(str(number) for number in range(20)))
     running = granted(on, 0)
-    on.configure(1, "key", [QuotaTerms(start=3, adaptive=False)])
+    on.configure(1, QuotaTerms(start=3, adaptive=False))
     assert figures(on, 1).in_flight == 10
     for attempt_id in running[:7]:
         on.end(1, attempt_id, ANSWERED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -11,9 +12,9 @@ from hypothesis import strategies as st
 from quintain.contracts.quota import QuotaTerms, RateFigures, RateReport, TryOutcome, TryReport
 from quintain.contracts.session import Priority
 from quintain_metadata.quotas.fair_queue import FairQueue, Waiting
-from quintain_metadata.quotas.governor import Governor
 from quintain_metadata.quotas.limits import MAX_PAUSE_SECONDS
 from quintain_metadata.quotas.outages import MAX_PROBE_SECONDS
+from support.one_key import OneKey
 
 MAX_IN_FLIGHT, MAX_CONCURRENCY = 6, 4
 
@@ -39,7 +40,6 @@ reports = st.builds(
 calls = st.builds(
     Waiting,
     attempt_id=st.integers(0, 30).map(str),
-    quota_id=st.just("key"),
     target=st.sampled_from(["a", "b"]),
     root_id=st.sampled_from(["x", "y", "z"]),
     weight=st.integers(1, 100),
@@ -60,8 +60,7 @@ class Model:
     """The governor, and which calls it was told of."""
 
     def __init__(self) -> None:
-        self.governor = Governor()
-        self.governor.configure(0, "key", [QuotaTerms(start=3, max=MAX_IN_FLIGHT)])
+        self.governor = OneKey(QuotaTerms(start=3, max=MAX_IN_FLIGHT))
         self.waiting: dict[str, Waiting] = {}
         self.running: dict[str, str] = {}
 
@@ -69,16 +68,17 @@ class Model:
         targets = list(self.running.values())
         free = {target: MAX_CONCURRENCY - targets.count(target) for target in ("a", "b")}
         for granted in self.governor.grant(now, free):
-            assert self.waiting.pop(granted.attempt_id) == granted
+            assert self.waiting.pop(granted.attempt_id).target == granted.target
             self.running[granted.attempt_id] = granted.target
         targets = list(self.running.values())
         assert len(targets) <= MAX_IN_FLIGHT
         assert max(targets.count(target) for target in ("a", "b")) <= MAX_CONCURRENCY
-        (seen,) = self.governor.describe(now)
+        seen = self.governor.figures(now)
         assert (seen.in_flight, seen.waiting) == (len(self.running), len(self.waiting))
 
     def apply(self, now: float, step: object) -> None:
         if isinstance(step, Waiting):
+            step = dataclasses.replace(step, call=("s", step.attempt_id))
             if step.attempt_id not in self.running:
                 self.waiting.setdefault(step.attempt_id, step)
             self.governor.wait(step)
@@ -128,7 +128,7 @@ def starts_of(weights: Mapping[str, int], count: int, takeovers: Mapping[int, Se
         queue = FairQueue()
         for session in sessions:
             for number in range(starts[session], count + 1):
-                queue.add(Waiting(f"{session} {number}", "key", "a", session, weights[session]))
+                queue.add(Waiting(f"{session} {number}", "a", session, weights[session]))
         return queue
 
     queue = learn(weights)

@@ -298,7 +298,7 @@ async def test_the_sweep_ends_what_time_has_ended_and_outlives_a_defect(
 async def test_a_held_admit_hears_at_once_that_its_call_is_cancelled(
     session: SessionOpened, metadata: Metadata, worker: Worker
 ) -> None:
-    await metadata.driver.pause("a", 60_000)
+    await metadata.call_operation("pause", ADMIN_TOKEN, {"target": "a", "forSeconds": 60})
     waiting = admit_request(session, "r1")
     await worker.admit(waiting)
     assert (await worker.next_reply()).held == [waiting.attempt_id]

@@ -11,7 +11,6 @@ from quintain.contracts.fleet import SetQuota
 from quintain.contracts.ledger import AttemptOutcome
 from quintain.contracts.quota import RateReport, TryOutcome, TryReport
 from quintain.errors import BadRequest
-from quintain_metadata.ledger_queues import attempt_ended
 from quintain_metadata.quotas import quota_rows
 from quintain_metadata.store.base import execute
 from support.ledger_driver import settle_request
@@ -110,11 +109,10 @@ async def test_a_throttled_call_waits_until_its_provider_takes_calls_again(desk:
     await desk.settle(desk.attempt_of("r1"), AttemptOutcome.RETRY, report)
     assert await desk.admit("r1") == ["waits"]
     assert desk.state().throttled == 1
-    due = desk.queue.quotas.seconds_until_due()
-    assert due is not None
+    due = desk.due_seconds()
     assert 0 < due <= 31
     desk.now += due + 0.01
-    await desk.queue.grant_quotas()
+    await desk.queue.ask_waiting()
     assert desk.order == ["r1", "r1"]
     info = await desk.driver.info(desk.session)
     assert info.call_count == 1
@@ -125,15 +123,15 @@ async def test_a_second_attempt_waits_for_what_the_first_one_brought(desk: Queue
     first = desk.request("r1")
     await desk.send(first)
     settled = settle_request(desk.session, first, AttemptOutcome.RETRY)
-    call, _ = await desk.driver.run(settled)
+    outcome = await desk.driver.run(settled)
     assert await desk.admit("r1", "r2") == ["waits", "granted"]
     report = TryReport(outcome=TryOutcome.THROTTLED, rates=RateReport(retry_after_seconds=30))
-    await desk.queue.on_ended([attempt_ended(settled.with_fields(report=report), call)])
-    await desk.queue.grant_quotas()
+    desk.queue.on_ended([(settled.with_fields(report=report), outcome)])
+    await desk.queue.ask_waiting()
     assert (desk.order, desk.state().waiting) == (["r1", "r2"], 1)
     await desk.settle(desk.attempt_of("r2"))
     desk.now += 30
-    await desk.queue.grant_quotas()
+    await desk.queue.ask_waiting()
     assert desk.order == ["r1", "r2", "r1"]
     assert desk.state().in_flight == 1
 
@@ -142,10 +140,10 @@ async def test_a_second_attempt_that_gave_up_behind_the_first_one_waits_no_more(
     first, second = desk.request("r1"), desk.request("r1")
     await desk.send(first)
     settled = settle_request(desk.session, first, AttemptOutcome.RETRY)
-    call, _ = await desk.driver.run(settled)
+    outcome = await desk.driver.run(settled)
     assert await desk.send(second) == ["waits"]
     await desk.settle(second.attempt_id, AttemptOutcome.NEVER_SENT, None)
-    await desk.queue.on_ended([attempt_ended(settled.with_fields(report=ANSWERED), call)])
+    desk.queue.on_ended([(settled.with_fields(report=ANSWERED), outcome)])
     assert (desk.state().in_flight, desk.state().waiting) == (0, 0)
 
 
@@ -182,11 +180,12 @@ async def test_what_a_limit_held_until_its_deadline_was_throttled_tried_or_not(d
 
 
 async def test_a_paused_target_does_not_hold_its_neighbour(desk: QueueDriver) -> None:
-    await desk.driver.pause("b", 60_000)
+    await desk.pause("b", 60_000)
     assert await desk.admit("b1", "b2", "b3", target="b") == ["waits"] * 3
     assert await desk.admit("a1", "a2") == ["granted", "granted"]
     assert (desk.state().in_flight, desk.state().waiting) == (2, 3)
     await desk.driver.ledger.transact(lambda _: execute("UPDATE target SET paused_until = 0"))
+    await desk.queue.refresh()
     await desk.settle(desk.attempt_of("a1"))
     assert len(desk.running) == desk.state().in_flight == 2
     assert desk.order[-1].startswith("b")
@@ -197,7 +196,7 @@ async def test_a_targets_own_limit_bounds_its_calls_within_the_quota(desk: Queue
     await desk.register("b", start=8)
     assert await desk.admit("a1", "a2") == ["granted", "waits"]
     assert await desk.admit("b1", "b2", target="b") == ["granted", "granted"]
-    assert desk.queue.quotas.seconds_until_due() is None
+    assert desk.due_seconds() > 60
     await desk.settle(desk.attempt_of("a1"))
     assert desk.order[-1] == "a2"
 
@@ -231,7 +230,7 @@ async def set_quota(desk: QueueDriver, **fields: object) -> None:
     request = SetQuota.model_validate({"quota": "team", "reason": "a test", **fields})
     await desk.driver.ledger.transact(lambda moment: quota_rows.set_quota(moment, request))
     await desk.queue.quotas.refresh()
-    await desk.queue.grant_quotas()
+    await desk.queue.ask_waiting()
 
 
 async def test_what_an_administrator_sets_holds_at_once_and_after_a_restart(desk: QueueDriver) -> None:
