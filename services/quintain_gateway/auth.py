@@ -54,7 +54,7 @@ class FleetGateway:
 
     def __init__(self, rpc_client: RpcClient, clock: Clock, limits: GatewayLimits, metrics: GatewayMetrics) -> None:
         self.rpc_client, self.clock, self.limits, self.metrics = rpc_client, clock, limits, metrics
-        metrics.watch_rpc_client(rpc_client)
+        metrics.rpc_client = rpc_client
         #: Session key → its running requests.
         self._running = Counter[str]()
         self.bodies = BodyReader(limits)
@@ -119,7 +119,7 @@ class FleetGateway:
 
     def _on_info(self, info: Info) -> None:
         self.clock.synchronize(info.now)
-        self.metrics.allow_target_labels(info.available_targets)
+        self.metrics.label_targets.update(info.available_targets)
         self._info_received_at = asyncio.get_running_loop().time()
 
 

@@ -168,7 +168,7 @@ class FleetEndpoints:
     async def page(self, request: Request) -> Response:
         """``GET /fleet``: the page, or the one that asks for the token."""
         try:
-            figures = await self._access.figures(_cookie_of(request))
+            figures = await self._access.figures(request.cookies.get(_cookie_name(request), ""))
         except Unauthorized:
             return HTMLResponse(render_enter(), 401)
         query = request.query_params
@@ -211,10 +211,6 @@ class FleetEndpoints:
 def _cookie_name(request: Request) -> str:
     """Gateways on several ports of one machine share their cookies, so that each needs a name of its own."""
     return f"quintain-fleet-{request.url.port or 0}"
-
-
-def _cookie_of(request: Request) -> str:
-    return request.cookies.get(_cookie_name(request), "")
 
 
 #: How long a page waits for the figures of the fleet, in seconds.

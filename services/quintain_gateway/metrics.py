@@ -36,8 +36,10 @@ class GatewayMetrics(ServiceMetrics):
     def __init__(self) -> None:
         """Create all metrics in the registry of this service."""
         super().__init__("gateway")
-        self._label_targets: set[str] = set()
-        self._rpc_client: RpcClient | None = None
+        #: The names of registered targets, which may be the values of a label.
+        self.label_targets: set[str] = set()
+        #: Whose replies that matched no pending request are counted.
+        self.rpc_client: RpcClient | None = None
         # Labels have few values, so that the series of each combination is looked up once.
         self._requests_of = functools.cache(
             self.counter("requests", "HTTP requests", "route", "method", "status").labels
@@ -57,10 +59,6 @@ class GatewayMetrics(ServiceMetrics):
         )
         self.add_callback(self._collect_unmatched_replies)
 
-    def watch_rpc_client(self, rpc_client: RpcClient) -> None:
-        """Export this client's count of replies that matched no pending request."""
-        self._rpc_client = rpc_client
-
     def count_request(self, route: str, method: str, status: int, duration_seconds: float) -> None:
         """Count one HTTP request and record its duration.
 
@@ -70,19 +68,15 @@ class GatewayMetrics(ServiceMetrics):
         self._requests_of(route, method, str(status)).inc()
         self._request_seconds_of(route).observe(duration_seconds)
 
-    def allow_target_labels(self, targets: Iterable[str]) -> None:
-        """Allow the names of these registered targets as label values."""
-        self._label_targets.update(targets)
-
     def count_call(self, request: InvokeRequest | ApiRequest, code: str, *, served_by: str | None = None) -> None:
         """Count one ended call.
 
         ``code`` is the fault's code, or ``ok``. ``served_by`` is the name of the target that answered, if one did.
         """
         if served_by is not None:
-            self._label_targets.add(served_by)
+            self.label_targets.add(served_by)
         name = served_by or request.requested_target
-        target = DEFAULT_TARGET_LABEL if name is None else name if name in self._label_targets else UNKNOWN_TARGET_LABEL
+        target = DEFAULT_TARGET_LABEL if name is None else name if name in self.label_targets else UNKNOWN_TARGET_LABEL
         self._calls_of(target, code).inc()
 
     def count_rejected_connection(self, reason: str) -> None:
@@ -90,7 +84,7 @@ class GatewayMetrics(ServiceMetrics):
         self._rejected_connections.labels(reason).inc()
 
     def _collect_unmatched_replies(self) -> Iterable[Metric]:
-        unmatched_count = 0 if self._rpc_client is None else self._rpc_client.unmatched_replies
+        unmatched_count = 0 if self.rpc_client is None else self.rpc_client.unmatched_replies
         yield CounterMetricFamily(
             self.full_name("unmatched_replies"), "Replies that matched no pending request", value=unmatched_count
         )

@@ -143,13 +143,10 @@ class Leftovers:
         self._threads = set(threading.enumerate())
         self._memory_bytes = resident_bytes()
 
-    def end_processes(self) -> list[str]:
-        """Kill the processes that were started here since, also those of another session; returns their commands."""
-        return self._mark.kill(self._processes)
-
     async def end(self) -> bool:
         """End the processes that are left, and log what else is. Returns whether anything was left."""
-        left = [_named("processes, which were killed", self.end_processes())]
+        # Those that were started here since, also those of another session.
+        left = [_named("processes, which were killed", self._mark.kill(self._processes))]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(THREAD_SECONDS):
                 while self._new_threads():  # noqa: ASYNC110 -- a thread's end is no event of this loop

@@ -149,11 +149,6 @@ def write_result(result: Result) -> AgentVResult:
     return AgentVResult.unchecked(**vars(result), output_messages=result.output)
 
 
-def agentv_status(fault: Fault) -> int:
-    """Return the HTTP status with which AgentV's clients expect a fault."""
-    return 500 if fault.code in PROVIDER_FAILURES else fault.status
-
-
 CORS_HEADERS = {
     "Access-Control-Allow-Origin": "*",
     "Access-Control-Allow-Methods": "GET, POST, OPTIONS",
@@ -195,9 +190,8 @@ OPERATIONS = (
 
 def error_response(fault: Fault) -> Response:
     """Return a fault as an error response with the status that AgentV's clients expect."""
-    return Response(
-        FaultReply.from_fault(fault).to_wire(), status_code=agentv_status(fault), media_type=JSON_MEDIA_TYPE
-    )
+    status = 500 if fault.code in PROVIDER_FAILURES else fault.status
+    return Response(FaultReply.from_fault(fault).to_wire(), status_code=status, media_type=JSON_MEDIA_TYPE)
 
 
 API = Api(error_response=error_response, headers=CORS_HEADERS)

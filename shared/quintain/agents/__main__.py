@@ -20,7 +20,6 @@ from typing import Any
 from quintain.agents.conversation import AgentError, Conversation, TurnInput, TurnReport
 from quintain.agents.recognition import load_agent
 from quintain.config.python_imports import describe_raised
-from quintain.contracts.agents import AgentStep
 from quintain.errors import ConfigError
 from quintain.programs.line_wire import LineWire
 
@@ -60,7 +59,10 @@ class AgentProgram:
 
     def _answer(self, message: dict[str, Any], runner: asyncio.Runner) -> None:
         turn = TurnInput(message["number"], message["prompt"], message["messages"])
-        report = TurnReport(self._send_step, lambda piece: self._wire.send(type="text", text=piece))
+        report = TurnReport(
+            lambda step: self._wire.send(type="step", **step.model_dump(mode="json", by_alias=True, exclude_none=True)),
+            lambda piece: self._wire.send(type="text", text=piece),
+        )
         try:
             answered = self._conversation(message["conversation"], turn.number).answer(turn, report)
             text = runner.run(_awaited(answered)) if inspect.isawaitable(answered) else answered
@@ -83,9 +85,6 @@ class AgentProgram:
             raise AgentError(f"this process does not hold the conversation, of which this is turn {number}")
         self._current = (conversation_id, self._begin())
         return self._current[1]
-
-    def _send_step(self, step: AgentStep) -> None:
-        self._wire.send(type="step", **step.model_dump(mode="json", by_alias=True, exclude_none=True))
 
 
 async def _awaited(answered: Any) -> str:

@@ -230,17 +230,13 @@ _PLAIN_KEYS = frozenset({"role", "content", "text", "type", "name", "id"})
 _CAMEL_HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 
-def _snake(name: str) -> str:
-    return _CAMEL_HUMP.sub("_", name).lower().replace("-", "_")
-
-
 def _check_field(api: ApiName, path: str, name: str, policy: Policy) -> None:
     if not path and name in _FREE_FIELDS[api]:
         return
     if name in _ALLOWABLE_FIELDS and (name != "image" or api == "responses"):
         _check_allowed(f"{path}{name}", _ALLOWABLE_FIELDS[name], policy)
         return
-    known = _snake(name)
+    known = _CAMEL_HUMP.sub("_", name).lower().replace("-", "_")
     if known in REFUSED_FIELDS:
         raise invalid(f"{path}{name}", REFUSED_FIELDS[known])
     if _ELSEWHERE_NAMES.search(known):

@@ -178,7 +178,7 @@ def provider_span(target: str, provider: str, model: str | None, request: Invoke
         attributes["gen_ai.agent.name"] = target
     if model is not None:
         attributes["gen_ai.request.model"] = model
-    settings = request.body.values if isinstance(request, ApiRequest) else _settings_of(request)
+    settings = request.body.values if isinstance(request, ApiRequest) else dict(request.settings or ())
     for setting, attribute in _SETTINGS.items():
         value = settings.get(setting)
         if isinstance(value, int | float):
@@ -197,10 +197,6 @@ def tool_span(tool: str, call_id: str | None) -> SpanStart:
 def shown_value(text: str) -> str:
     """Return an agent's text as an attribute: a lone surrogate would fail the export of its whole batch."""
     return replace_surrogates(text[:MAX_VALUE_LENGTH])
-
-
-def _settings_of(request: InvokeRequest) -> Mapping[str, object]:
-    return {} if request.settings is None else dict(request.settings)
 
 
 def response_attributes(

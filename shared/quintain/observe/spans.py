@@ -213,9 +213,9 @@ def context_headers() -> dict[str, str]:
 
 
 def current_trace_id() -> str | None:
-    """Return the current trace's id, None if there is none."""
+    """Return the current trace's id, 32 hexadecimal digits; None if there is none."""
     header = current_traceparent()
-    return None if header is None else trace_id_of(header)
+    return None if header is None else header[3:35]
 
 
 def error_type_of(error: BaseException) -> str:
@@ -276,8 +276,3 @@ def valid_traceparent(header: object) -> str | None:
     ):
         return None
     return header
-
-
-def trace_id_of(traceparent: str) -> str:
-    """Return the trace id, 32 hexadecimal digits."""
-    return traceparent[3:35]

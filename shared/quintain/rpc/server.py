@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import hashlib
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
@@ -102,7 +102,9 @@ class ReplyGroups:
 
     def __init__(self, bus: Bus, expiration_ms: int | None = None) -> None:
         self._bus, self._expiration_ms = bus, expiration_ms
-        self._together = BatchSender[str, GroupedReply](self._send, full_at_once=True, count=_count_replies)
+        self._together = BatchSender[str, GroupedReply](
+            self._send, full_at_once=True, count=lambda replies: count_fitting(len(reply.item) for reply in replies)
+        )
         self._alone = BatchSender[str, GroupedReply](self._send, max_concurrent=MAX_ALONE)
 
     def add(self, reply_to: str, reply: GroupedReply, *, alone: bool = False) -> None:
@@ -131,10 +133,6 @@ class ReplyGroups:
             error = failure
         for each in replies:
             await each.on_sent(each, error)
-
-
-def _count_replies(replies: Sequence[GroupedReply]) -> int:
-    return count_fitting(len(reply.item) for reply in replies)
 
 
 @contextlib.contextmanager

@@ -220,7 +220,7 @@ class AgentProgramProvider(SessionScopedProvider, ConversationHolder):
     async def _start(self, stack: AsyncExitStack) -> tuple[LineProgram, AgentUrl | None]:
         program, url = self._agent.program, None
         if self._models is not None:
-            url = self._models.new_url()
+            url = self._models.urls.add()
             program = url.given_to(program)
         started = await stack.enter_async_context(line_program(program, line_limit=MAX_LINE_BYTES))
         if self._agent.is_kept:

@@ -15,7 +15,7 @@ from quintain.contracts.headers import TOKEN_HEADER
 from quintain.contracts.ledger import OpenChild
 from quintain.contracts.session import GetInfo, SessionOpened
 from quintain.errors import BusError, ConfigError, Fault, ProviderFailed, QuintainError
-from quintain.programs.agent_urls import AgentUrl, AgentUrls
+from quintain.programs.agent_urls import AgentUrls
 from quintain.remote.child_session import OPEN_SECONDS, ChildSession, ChildSessions
 from quintain.routes import INFO, OPEN_CHILD
 from quintain.rpc.requests import RpcClient
@@ -118,7 +118,7 @@ class AgentModels:
     """The calls of a target's programs: each has a URL, which stands for the child session of its running call."""
 
     def __init__(self, name: str, terms: TargetChildSession, bus: Bus, urls: AgentUrls) -> None:
-        self._name, self._terms, self._urls = name, terms, urls
+        self._name, self._terms, self.urls = name, terms, urls
         self._rpc_client = RpcClient(bus)
 
     @classmethod
@@ -132,10 +132,6 @@ class AgentModels:
         if context.bus is None or context.agent_urls is None:
             raise ConfigError(f"targets.{name}.child_session: there is no gateway here for the program's calls")
         return cls(name, terms, context.bus, context.agent_urls)
-
-    def new_url(self) -> AgentUrl:
-        """Return the URL of a new program."""
-        return self._urls.add()
 
     @asynccontextmanager
     async def session(self, holder: CallHolder, ends_at: float) -> AsyncIterator[tuple[AgentSession, str]]:
