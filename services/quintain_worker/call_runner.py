@@ -145,7 +145,9 @@ class CallRunner:
 
     async def _wait_for_decision(self, call: Call, admit_span: Span | None = None) -> Admission | None:
         target, hold, attempt_id = call.target, call.hold, self._attempt_ids.next()
-        call.admit = call.request.admit(attempt_id, target.name, current_traceparent(), cost_rule=target.cost_rule)
+        call.admit = call.request.admit(
+            *(attempt_id, target.name, current_traceparent()), cost_rule=target.cost_rule, is_tried=bool(call.tries)
+        )
         on_held = None
         if hold is not None:
             on_held = partial(hold.begin_waiting, partial(self.admissions.return_call, attempt_id))

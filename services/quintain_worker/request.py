@@ -76,8 +76,9 @@ class IncomingRequest(NamedTuple):
         traceparent: str | None,
         *,
         cost_rule: CostRule | None = None,
+        is_tried: bool = False,
     ) -> Admit:
-        """Return the question whether this attempt may run."""
+        """Return the question whether this attempt may run. ``is_tried``: one of this worker's own is settled."""
         cost = _NO_BOUND
         if cost_rule is not None:
             cost = cost_rule.fixed or cost_rule.bound(self.request, self.body_bytes)
@@ -95,7 +96,7 @@ class IncomingRequest(NamedTuple):
             wait_until=self.wait_until,
             problem=None if self.problem is None else FaultReply.from_fault(self.problem),
             traceparent=traceparent,
-            redelivered=self.is_redelivered or None,
+            redelivered=self.is_redelivered or is_tried or None,
             max_cost=cost.amount,
             is_estimate=cost.is_estimate or None,
             cost_problem=cost.problem,

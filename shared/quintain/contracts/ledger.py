@@ -176,7 +176,8 @@ class Admit(Message):
     The call is authorized by the session's ``token``, or by a ``proof`` and the ``session_id``. There is no token
     beside a proof, so that a metadata service that knows no proofs cannot read the batch: the admit is repeated.
 
-    ``redelivered``: the broker delivered its message before, so that an attempt for the same caller may run elsewhere.
+    ``redelivered``: the broker delivered its message before, or a try for it has failed, so that an attempt for the
+    same caller may run elsewhere, or its settle is still on the way.
 
     ``wait_until``: until when the call may wait for its first attempt, or for its next one after a try that failed.
 

@@ -78,6 +78,8 @@ async def test_a_throttled_try_ends_its_attempt_and_the_call_asks_again_with_ano
         assert [admit.attempt_id for admit in admits] == [settle.attempt_id for settle in settles]
         assert len({admit.attempt_id for admit in admits}) == 6
         assert {admit.request_id for admit in admits} == {"r-c1"}
+        # A settle may still be on its way: the call is no duplicate of its own.
+        assert [admit.redelivered for admit in admits] == [None, *[True] * 5]
         assert [settle.outcome for settle in settles] == [AttemptOutcome.RETRY] * 5 + [AttemptOutcome.RESULT]
         failure = TryFailure(words=throttled().fault.message)
         assert settles[0].report == TryReport(outcome=TryOutcome.THROTTLED, rates=RATES, failure=failure)
