@@ -69,7 +69,8 @@ async def answer_in_words(
     try:
         answer = await ask(conversation, timeout_seconds, on_piece)
     except ProviderFailure as failure:
-        raise ProviderFailure(_in_words_of(request, failure.fault, translation), failure.billing) from None
+        failure.fault = _in_words_of(request, failure.fault, translation)
+        raise
     chat = mended(chat_answer_of(answer, head))
     return ProviderAnswer(
         text="",

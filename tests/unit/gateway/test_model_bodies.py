@@ -24,12 +24,13 @@ from quintain.contracts.invoke import (
     ReasoningChunk,
     TokenUsage,
 )
-from quintain.errors import BadRequest
+from quintain.contracts.quota import TryOutcome
+from quintain.errors import BadRequest, Throttled
 from quintain_gateway.bodies import BODIES, parse_body
 from quintain_gateway.endpoint import OPENAI
 from quintain_gateway.response_writer import MAX_NAME_LENGTH, format_field_names
 from quintain_worker.providers.api_conversation import answer_in_words, check_conversation, conversation_of
-from quintain_worker.providers.provider import Delta, OnText, ProviderAnswer
+from quintain_worker.providers.provider import Billing, Delta, OnText, ProviderAnswer, ProviderFailure
 from support.model_calls import CONVERSATIONS, QUESTIONS, whole_and_streamed
 
 NO_HEADERS = Headers()
@@ -294,6 +295,19 @@ async def body_of(api: ApiName, provider: Answers, heard: list[Any] | None = Non
     answer = await answer_in_words(ask, request_of(api), 1, listener)
     assert answer.body is not None
     return dict(answer.body)
+
+
+@pytest.mark.parametrize("api", CONVERSATIONS)
+async def test_a_failure_says_in_each_api_how_the_provider_took_the_call(api: ApiName) -> None:
+    failure = ProviderFailure(Throttled("slow down"), Billing.UNBILLED, retryable=True, retry_after_seconds=3)
+
+    async def fail(*_: object) -> ProviderAnswer:
+        raise failure
+
+    with pytest.raises(ProviderFailure) as caught:
+        await answer_in_words(fail, request_of(api), 1)
+    told = caught.value
+    assert (told.retryable, told.retry_after_seconds, told.outcome) == (True, 3, TryOutcome.THROTTLED)
 
 
 @pytest.mark.parametrize("api", CONVERSATIONS)
