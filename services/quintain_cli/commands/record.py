@@ -52,6 +52,7 @@ def import_lines(
             raise ConfigError(f"{lines}: it cannot be read ({error.strerror})") from None
         with file, contextlib.closing(AnswerStore.open(output)) as store:
             count = read_lines(file, lines, store)
+            store.seal()
     _print(output, count, as_json=as_json)
 
 

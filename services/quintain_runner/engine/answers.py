@@ -226,6 +226,11 @@ class RunAnswers(Answers):
         self.warnings.append(f"{why}; the run goes on without the cache")
 
 
+def _seal(store: AnswerStore) -> None:
+    with contextlib.suppress(StoreUnusable):
+        store.seal()
+
+
 @contextlib.contextmanager
 def open_answers(run: RunSettings, fingerprints: Mapping[str, str | None]) -> Iterator[RunAnswers | RecordedAnswers]:
     """Open the stores of a run; of one that cannot be used there is a warning, and the run goes on without it.
@@ -245,6 +250,7 @@ def open_answers(run: RunSettings, fingerprints: Mapping[str, str | None]) -> It
         if keeps_content:
             try:
                 own = stack.enter_context(contextlib.closing(AnswerStore.open(options.folder / ANSWERS_FILE_NAME)))
+                stack.callback(_seal, own)
             except StoreUnusable as error:
                 warnings.append(f"{error.message}; the run goes on without a record of what was asked")
         if setting is not None and not keeps_content:

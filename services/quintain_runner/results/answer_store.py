@@ -121,7 +121,9 @@ class AnswerStore:
                 raise StoreUnusable(
                     f"{self.path}: it is of version {found[1]}, not {_VERSION}; remove it, or name another file"
                 )
-            self._connection.execute("PRAGMA synchronous = NORMAL")
+            if not is_read_only:
+                self._set_write_ahead_log()
+                self._connection.execute("PRAGMA synchronous = NORMAL")
 
     def _set_write_ahead_log(self) -> None:
         """Readers and a writer do not wait for each other then. SQLite itself does not wait for others that do this."""
@@ -220,6 +222,11 @@ class AnswerStore:
     def _delete(self, which: str, *values: object) -> int:
         with _named(self.path):
             return self._connection.execute(f"DELETE FROM answers WHERE {which}", values).rowcount
+
+    def seal(self) -> None:
+        """Leave one file that can also be read where nothing can be written."""
+        with _named(self.path):
+            self._connection.execute("PRAGMA journal_mode = DELETE").fetchall()
 
     def close(self) -> None:
         """Close the file."""

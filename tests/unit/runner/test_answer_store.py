@@ -36,6 +36,21 @@ def test_only_its_owner_may_read_it(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
 
 
+def test_a_sealed_store_is_read_where_nothing_can_be_written(tmp_path: Path) -> None:
+    path = tmp_path / "a.sqlite3"
+    for address in "ab":
+        # It can be written again.
+        with closing(AnswerStore.open(path)) as store:
+            store.write([stored(address)], now=0)
+            store.seal()
+    uri = f"{path.as_uri()}?immutable=1"
+    with closing(sqlite3.connect(uri, uri=True)) as connection:
+        assert connection.execute("SELECT count(*) FROM answers").fetchone() == (2,)
+    with closing(AnswerStore.open(path, is_read_only=True)) as store:
+        assert store.find("a") == stored("a")
+    assert [file.name for file in tmp_path.iterdir()] == ["a.sqlite3"]
+
+
 def test_several_processes_may_use_it_at_once(tmp_path: Path) -> None:
     path = tmp_path / "a.sqlite3"
     with closing(AnswerStore.open(path)) as one, closing(AnswerStore.open(path)) as other:
