@@ -53,10 +53,14 @@ class CacheOfRun:
         """Have an answer written."""
         self._put(answer)
 
-    def close(self) -> None:
+    def finish(self) -> None:
         """Wait until all is written, but not for long."""
         self._queue.put(None)
         self._thread.join(_CLOSE_SECONDS)
+
+    def close(self) -> None:
+        """Finish, and close the file."""
+        self.finish()
         self._reader.close()
         if not self._thread.is_alive():
             self._writer.close()
@@ -145,6 +149,13 @@ class RunAnswers(Answers):
             self._unwritten.append(stored)
         if self._cache is not None and is_whole and asked.is_cacheable and asked.fingerprint is not None:
             self._cache.keep(stored)
+
+    def finish(self) -> None:
+        """Wait until the cache has what the run gives it, and warn where it could not be written."""
+        if self._cache is not None:
+            self._cache.finish()
+            if self._cache.failure is not None:
+                self._give_up_cache(self._cache.failure)
 
     def write_run(self, recorded: RecordedRun) -> None:
         """Write what a replay needs to know of the run into its own store."""

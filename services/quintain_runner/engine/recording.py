@@ -157,6 +157,9 @@ class RecordedAnswers(Answers):
     def write(self) -> None:
         """Write nothing: all is in the recording."""
 
+    def finish(self) -> None:
+        """Wait for nothing."""
+
     def write_run(self, recorded: RecordedRun) -> None:
         """Write nothing, as `write`."""
 

@@ -183,6 +183,7 @@ class _Execution:
             scheduler = TrialScheduler(run, budget, cost_gate, self.results, self.progress_state, error_limit)
             async with self._displayed_progress(record), self._watched_quotas(quotas, scheduler):
                 is_budget_spent = await scheduler.run(self.plan, self.comparisons)
+                await asyncio.to_thread(self.answers.finish)
                 update_budget(self.progress_state, await self.session.client.get_info(), self.session, has_ended=True)
         record = await self._with_findings(record)
         summary = self._summary(error_limit, spent=is_budget_spent)

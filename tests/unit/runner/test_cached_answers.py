@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,11 @@ from quintain.config.loader import load_configuration
 from quintain.contracts.agents import Continuation
 from quintain.contracts.invoke import InvokeRequest, Result
 from quintain.settings import read_settings
-from quintain_runner.report.summary import RunSummary
+from quintain_runner.engine import answers
+from quintain_runner.report.progress import ProgressState
+from quintain_runner.report.progress_display import NoProgressDisplay
+from quintain_runner.report.summary import ExitCode, RunSummary
+from quintain_runner.results.answer_store import AnswerStore
 from support.evaluations import EXACT, EvaluationFolder, Json, write_evaluation, write_script
 from support.fake_client import FakeClient
 
@@ -32,6 +38,13 @@ class Provider(FakeClient):
         result = await super().send(request, **fields)
         is_kept = self.keeps_conversation and request.turn is not None and not request.turn.last
         return result.with_fields(continuation=Continuation(state="s")) if is_kept else result
+
+
+class WarningsOnly(NoProgressDisplay):
+    """Keeps the warnings of a run."""
+
+    def start(self, progress_state: ProgressState) -> None:
+        self.warnings = progress_state.warnings
 
 
 class Scene:
@@ -63,7 +76,8 @@ class Scene:
         client = Provider(self.reply, targets=(*names, "judge"))
         client.fingerprints |= self.fingerprints
         client.keeps_conversation = self.keeps_conversation
-        folder = EvaluationFolder(place, client, targets=names)
+        progress = options.pop("progress", NoProgressDisplay())
+        folder = EvaluationFolder(place, client, targets=names, progress=progress)
         run = folder.settings(cache=str(self.folder / "cache.sqlite3"), **options)
         config = load_configuration(read_settings({}), place / "quintain.yaml", start_folder=place)
         self.summary = await folder.run(replace(run, config=config))
@@ -168,6 +182,21 @@ async def test_a_run_without_content_has_no_store(scene: Scene) -> None:
         assert folder.called("bot", "judge") == (1, 1)
         assert not [file.name for file in folder.output.glob("answers*")]
     assert not (scene.folder / "cache.sqlite3").exists()
+
+
+async def test_a_cache_that_another_process_holds_is_told_once_and_the_run_goes_on(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answers, "open_cache", lambda path: AnswerStore.open(path, lock_seconds=0))
+    AnswerStore.open(scene.folder / "cache.sqlite3").close()
+    progress = WarningsOnly()
+    with closing(sqlite3.connect(scene.folder / "cache.sqlite3")) as other:
+        other.execute("BEGIN IMMEDIATE")
+        folder = await scene.run([case("a"), case("b"), case("c")], progress=progress)
+        assert (folder.called("bot"), scene.summary.exit_code) == ((3,), ExitCode.PASSED)
+    assert [warning.partition(": ")[2] for warning in progress.warnings] == [
+        "another process holds it; the run goes on without the cache"
+    ]
 
 
 async def test_a_row_says_what_the_cache_had(scene: Scene) -> None:
