@@ -26,7 +26,7 @@ from quintain.contracts.quota import FailureCause, RateReport, TryOutcome
 from quintain.runtime.http_client import ConnectionLost, NotSent
 from quintain_worker.providers.provider import Billing, ProviderFailure
 from quintain_worker.providers.quoting import clean
-from quintain_worker.providers.rate_limits import read_rate_report
+from quintain_worker.providers.rate_limits import read_rate_report, read_retry_delay
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +157,12 @@ class FailureReader:
             for name in _REQUEST_ID_HEADERS
             if _REQUEST_ID.fullmatch(value := headers.get(name, ""))
         ]
-        return self._failure(kind, [f"HTTP {status}", *request_ids[:1]], words, read_rate_report(headers, time.time()))
+        rates = read_rate_report(headers, time.time()) or RateReport()
+        if rates.retry_after_seconds is None:
+            rates = rates.with_fields(retry_after_seconds=read_retry_delay(body))
+        return self._failure(
+            kind, [f"HTTP {status}", *request_ids[:1]], words, None if rates == RateReport() else rates
+        )
 
     def of_error(self, kind: FailureKind, detail: str = "", body: object = None) -> ProviderFailure:
         """Return a failure of this kind; ``body`` is an error that an answer of status 200 or an event holds."""

@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
+from quintain.apis.translation import objects
 from quintain.contracts.quota import RateFigures, RateReport
 from quintain_worker.providers.provider import clamp_retry_after
 
@@ -57,6 +58,16 @@ def read_retry_after(headers: Mapping[str, str], now: float) -> float | None:
         return clamp_retry_after(seconds)
     date = _http_date(headers.get("retry-after"))
     return None if date is None else clamp_retry_after(max(0.0, date - now))
+
+
+def read_retry_delay(body: object) -> float | None:
+    """Return the seconds that Google's error asks to wait, in a detail of its body; None where it names none."""
+    answer = next(iter(body), None) if isinstance(body, list) else body
+    error = answer.get("error") if isinstance(answer, dict) else None
+    for detail in objects(error.get("details") if isinstance(error, dict) else None):
+        if isinstance(delay := detail.get("retryDelay"), str) and _DURATION.fullmatch(delay):
+            return clamp_retry_after(_seconds_until(delay, 0.0))
+    return None
 
 
 def _figures(headers: Mapping[str, str], kind: int, now: float) -> RateFigures | None:

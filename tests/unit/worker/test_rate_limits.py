@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quintain.contracts.quota import RateFigures, RateReport
-from quintain_worker.providers.rate_limits import read_rate_report, read_retry_after
+from quintain_worker.providers.rate_limits import read_rate_report, read_retry_after, read_retry_delay
 
 #: 2026-11-26 12:00:00 UTC.
 NOW = 1_795_694_400.0
@@ -127,3 +127,16 @@ def test_an_answer_that_says_nothing_of_limits_has_no_report() -> None:
 def test_no_headers_break_the_reader(headers: dict[str, str]) -> None:
     report = read_rate_report(headers, NOW)
     assert report is None or RateReport.from_wire(report.to_wire()) == report
+
+
+@pytest.mark.parametrize(
+    ("details", "seconds"),
+    [
+        ([{"@type": "type.googleapis.com/google.rpc.Help"}, {"retryDelay": "56s"}], 56),
+        ([{"retryDelay": "3.5s"}], 3.5),
+        *((details, None) for details in ([{"retryDelay": 5}], [{"retryDelay": "soon"}], [], None, "56s")),
+    ],
+)
+def test_googles_error_names_its_delay_in_its_body(details: object, seconds: float | None) -> None:
+    error = {"error": {"code": 429, "status": "RESOURCE_EXHAUSTED", "details": details}}
+    assert read_retry_delay([error]) == read_retry_delay(error) == seconds
