@@ -340,9 +340,7 @@ def test_each_promise_has_its_place_and_each_file_of_tests_a_promise() -> None:
     places = [place.partition("::") for row in rows for place in row.split(", ")]
     tests = {named(path): path for path in TEST_MODULES if path.name.startswith("test_")}
     functions = {
-        name: {
-            node.name for node in ast.walk(tree_of(path)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        }
+        name: {node.name for node in tree_of(path).body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
         for name, path in tests.items()
     }
     assert [file for file, _, test in places if test and test not in functions.get(file, ())] == []

@@ -146,7 +146,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "protocol" / "timings.md"
 
 #: In the order of the table.
 PROMISED = [
-    *("lease", "heartbeat", "silent", "register_timeout", "admit_repeat", "held_admit", "ledger_silence", "held_call"),
+    *("lease", "heartbeat", "silent", "register_timeout", "admit_repeat", "held_admit", "ledger_silence"),
     *("shared_pause", "unknown_target", "answered_settle", "sweep", "gap", "host_heartbeat", "host_lost"),
 ]
 
