@@ -77,9 +77,7 @@ class FakeLedgerService:
     drain: bool = False
     #: How far its clock is ahead of this machine's, in milliseconds.
     clock_ahead_ms: int = 0
-    #: What every renewal says beside: the paused targets, each with its end (ms since the epoch), calls, and the
-    #: free slots of other workers.
-    paused: dict[str, int] = field(default_factory=dict)
+    #: What every renewal says beside: cancelled calls, and the free slots of other workers.
     cancelled: list[CallKey] = field(default_factory=list)
     other_slots: dict[str, int] = field(default_factory=dict)
     unanswered: set[str] = field(default_factory=set)
@@ -129,23 +127,15 @@ class FakeLedgerService:
         else:
             heartbeat = Heartbeat.from_wire(delivery.body)
             self.heartbeats.put_nowait(heartbeat)
-            if self.known and delivery.routing_key not in self.unanswered:
-                self._record_pauses(heartbeat)
         if delivery.routing_key not in self.unanswered:
             renewed = LeaseRenewed(
                 now=self.now(),
                 known=self.known,
-                paused=self.paused or None,
                 taken_back=self.cancelled or None,
                 drain=self.drain or None,
                 other_slots=self.other_slots or None,
             )
             await send_reply(self.bus, delivery, renewed)
-
-    def _record_pauses(self, heartbeat: Heartbeat) -> None:
-        """Keep the pauses that a worker tells, as a ledger does: they are in its answer to this very beat."""
-        for target, milliseconds in (heartbeat.pauses or {}).items():
-            self.paused[target] = max(self.paused.get(target, 0), self.now() + milliseconds)
 
     async def _on_admit(self, delivery: Delivery) -> None:
         self._last_admit = delivery

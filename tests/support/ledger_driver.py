@@ -25,7 +25,7 @@ from quintain.contracts.ledger import (
 )
 from quintain.contracts.session import AmendSession, Info, OpenSession, SessionOpened
 from quintain.errors import BudgetUnavailable, Fault, ProviderFailed
-from quintain_metadata.ledger import audit, calls, leases, sessions
+from quintain_metadata.ledger import audit, calls, leases, sessions, targets
 from quintain_metadata.ledger.calls import CallOperation, CancelResult
 from quintain_metadata.ledger.decisions import AdmitOperation, Deferred
 from quintain_metadata.ledger.session_rows import SessionRow
@@ -146,7 +146,12 @@ class Driver:
         await self.transact(lambda moment: leases.renew_lease(moment.now - 60_000, heartbeat))
 
     async def pause(self, target: str, milliseconds: int) -> int | None:
-        return await self.at_now(leases.extend_pause, target, milliseconds)
+        return await self.at_now(targets.extend_pause, target, milliseconds)
+
+    async def paused(self) -> dict[str, int]:
+        """The targets that are paused, each with the end of its pause."""
+        told = await self.at_now(targets.list_targets)
+        return {each.name: each.paused_until for each in told.targets if each.paused_until is not None}
 
     # Calls.
 

@@ -12,7 +12,7 @@ from quintain.contracts.session import RegisteredWorker, WorkerList
 from quintain.contracts.values import shorten
 from quintain.errors import BadRequest, ForbiddenTarget, Unauthorized
 from quintain.timings import DEFAULT_TIMINGS
-from quintain_metadata.ledger.targets import extend_pause, free_slots_of_others, paused_targets, record_served_targets
+from quintain_metadata.ledger.targets import free_slots_of_others, record_served_targets
 from quintain_metadata.store.base import ForEach, Lookup, SqlProgram, execute
 
 #: The rank of each drain state in the ledger: a late message never lowers it.
@@ -141,16 +141,14 @@ def renew_lease(
 
 
 def renew_leases(now: int, of_users: Sequence[tuple[Heartbeat, str]], lease_ms: int) -> SqlProgram[list[LeaseRenewed]]:
-    """Renew the leases of several workers, one heartbeat of each and its user, and apply the pauses that they report.
+    """Renew the leases of several workers, one heartbeat of each and its user.
 
-    Each answer lists the paused targets, the cancelled calls that this worker runs, and whether it must drain.
+    Each answer lists the cancelled calls that this worker runs, and whether it must drain.
     ``known`` is false for a worker that the ledger does not know, which then registers again. Raises `ForbiddenTarget`
     and `Unauthorized`.
     """
     yield from _check_users(of_users)
     heartbeats = [heartbeat for heartbeat, _ in of_users]
-    for target, duration_ms in sorted(pause for each in heartbeats for pause in (each.pauses or {}).items()):
-        yield from extend_pause(now, target, duration_ms)
     keys = [(each.incarnation,) for each in heartbeats]
     rows = yield Lookup("SELECT key1 FROM wanted JOIN worker ON worker.incarnation = wanted.key1", keys)
     known = {row[0] for row in rows}
@@ -165,12 +163,10 @@ def renew_leases(now: int, of_users: Sequence[tuple[Heartbeat, str]], lease_ms: 
     drains = {row[0]: drain_from_rank(row[1]) for row in rows}
     cancelled = yield from _cancelled_calls(keys)
     other_slots = yield from free_slots_of_others(now, (key[0] for key in keys))
-    paused = (yield from paused_targets(now)) or None
     return [
         LeaseRenewed(
             now=now,
             known=each.incarnation in known,
-            paused=paused,
             taken_back=cancelled.get(each.incarnation),
             drain=drains[each.incarnation] is DrainState.REQUESTED or None,
             other_slots=other_slots.get(each.incarnation),
@@ -248,7 +244,7 @@ def _check_users(of_users: Sequence[tuple[Heartbeat, str]]) -> SqlProgram[None]:
     served = yield Lookup("SELECT incarnation, target FROM wanted JOIN served_target ON incarnation = key1", keys)
     for beat, user in limited.values():
         names = [row[1] for row in served if row[0] == beat.incarnation]
-        _require_allowed(user, allowed[user], [*names, *(beat.pauses or ())])
+        _require_allowed(user, allowed[user], names)
 
 
 def _cancelled_calls(incarnations: Sequence[tuple[str]]) -> SqlProgram[dict[str, list[CallKey]]]:

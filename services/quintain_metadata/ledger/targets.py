@@ -61,12 +61,6 @@ def extend_pause(now: int, target: str, duration_ms: int) -> SqlProgram[int | No
     return None if row is None else row[0]
 
 
-def paused_targets(now: int) -> SqlProgram[dict[str, int]]:
-    """Return the paused targets and the end of each pause, in milliseconds since the epoch."""
-    rows = yield from execute("SELECT name, paused_until FROM target WHERE paused_until > ? ORDER BY name", now)
-    return {row[0]: row[1] for row in rows}
-
-
 def list_targets(now: int) -> SqlProgram[TargetList]:
     """Return every registered target with its limit, running calls and pause, sorted by name."""
     running_rows = yield from execute("SELECT target, CAST(sum(running) AS bigint) FROM running_calls GROUP BY target")

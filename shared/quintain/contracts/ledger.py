@@ -126,13 +126,11 @@ class Cancellation(Message):
 class Heartbeat(Message):
     """Renew the worker's lease.
 
-    ``pauses`` are targets whose provider asked for a pause, with its duration in milliseconds from now. ``drain`` is
-    the worker's progress with draining. ``card`` says who it is, for `quintain status`.
+    ``drain`` is the worker's progress with draining. ``card`` says who it is, for `quintain status`.
     """
 
     worker_id: Id
     incarnation: Id
-    pauses: dict[TargetName, Annotated[int, Field(ge=0)]] | None = None
     drain: DrainState | None = None
     card: ServiceCard | None = None
 
@@ -150,8 +148,8 @@ class LeaseRenewed(Message):
     """The lease was renewed for another `Timings.lease_seconds`.
 
     ``known``: the ledger has this worker's registration. ``now`` is the store's clock in milliseconds since the epoch.
-    ``paused`` are the paused targets, with the end of their pause by the same clock. ``taken_back`` are running calls
-    of this worker that were cancelled; they are repeated with every heartbeat because a `Cancellation` may be lost.
+    ``taken_back`` are running calls of this worker that were cancelled; they are repeated with every heartbeat because
+    a `Cancellation` may be lost.
     ``drain``: an administrator asked this worker to drain; repeated until it reports that it does.
     ``admit_key`` is the routing key of the answering service's own queue for admits, if it has one now.
     ``other_slots`` are the free slots that other workers have for this worker's targets, where they have any.
@@ -159,7 +157,6 @@ class LeaseRenewed(Message):
 
     now: Milliseconds
     known: bool = True
-    paused: dict[TargetName, Milliseconds] | None = None
     taken_back: list[CallKey] | None = None
     drain: bool | None = None
     admit_key: Id | None = None
