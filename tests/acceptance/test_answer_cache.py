@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -145,4 +146,28 @@ def test_a_recording_gives_the_same_scores_and_tables_and_asks_nobody(shell: Com
     cases.write_text(cases.read_text().replace('"question": "q4"', '"question": "q2"'))
     copied = shell.run("run", "eval.yaml", "--output", "four", "--replay", "copy.sqlite3")
     assert tables(copied.stdout) == tables(first.stdout)
+    assert len(server.requests) == asked
+
+
+def test_a_run_that_was_killed_is_recorded_whole_once_it_has_ended(shell: CommandLine, server: ModelServer) -> None:
+    write_files(
+        shell.folder,
+        cases=12,
+        quintain_yaml=CONFIG.format(url=server.url),
+        eval_yaml=EVALUATION,
+        prompt_md="Is it so?",
+    )
+    at_once = server.response_for
+    server.response_for = lambda request: replace(at_once(request), delay_seconds=0.02)
+    command, env = ("run", "eval.yaml", "--output", "one", "--cache", "off", "--concurrency", "2"), {"KEY": "k"}
+    for rows in (5, 20, 35):
+        running = shell.start(*command, env=env)
+        running.wait_for(lambda _, wanted=rows: len(rows_of(shell.folder / "one")) >= wanted)
+        running.kill()
+        running.wait()
+    shell.run(*command, env=env)
+    asked = len(server.requests)
+    shell.run("run", "eval.yaml", "--output", "two", "--replay", "one")
+    assert scores(shell, "two") == scores(shell, "one")
+    assert len(scores(shell, "two")) == 60
     assert len(server.requests) == asked
