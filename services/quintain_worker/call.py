@@ -27,7 +27,7 @@ from quintain.topology import BACKLOG, CONVERSATION, held_key
 from quintain_worker.attempt import Try
 from quintain_worker.request import IncomingRequest, parse_request
 from quintain_worker.returns import copy_of
-from quintain_worker.session_waits import MessageHold
+from quintain_worker.session_waits import CallPlace
 from quintain_worker.target import WorkerTarget
 
 log = logging.getLogger(__name__)
@@ -94,11 +94,11 @@ class CallStage(Enum):
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """One call in flight in this worker. ``hold`` is None where none of its target waits for a quota or for money."""
+    """One call in flight in this worker. ``place`` is None where it runs beside the others."""
 
     target: WorkerTarget
     message: CallMessage
-    hold: MessageHold | None = None
+    place: CallPlace | None = None
     #: What its message says, once it is read.
     request: IncomingRequest = field(init=False)
     #: Its request id, as its reply repeats it; set with what its message says.

@@ -14,17 +14,17 @@ import logging
 import time
 from functools import partial
 
-from quintain.bus.base import Bus
-from quintain.contracts.headers import ACCEPT_CHUNKS, ACCEPT_PROGRESS, TRACEPARENT_HEADER
+from quintain.bus.base import Bus, Delivery
+from quintain.contracts.headers import ACCEPT_CHUNKS, ACCEPT_PROGRESS, DEADLINE_HEADER, TRACEPARENT_HEADER
 from quintain.contracts.invoke import Result
 from quintain.contracts.ledger import Admission, AttemptOutcome
 from quintain.contracts.message import LARGE_REPLY_BYTES
-from quintain.errors import BudgetUnavailable, Cancelled, Expired, Fault
+from quintain.errors import BadRequest, BudgetUnavailable, Cancelled, Expired, Fault
 from quintain.observe import logs
 from quintain.observe.semconv import ADMIT, QUEUE_WAIT, SpanStart, process_span, reply_span, settle_span
 from quintain.observe.spans import Span, current_traceparent, in_span, record_finished_span, span
 from quintain.routes import INVOKE
-from quintain.rpc.server import ReplyGroups
+from quintain.rpc.server import ReplyGroups, integer_header
 from quintain.runtime.concurrency import ByteBudget, RandomIds, TimeLimits
 from quintain.timings import Clock, Timings
 from quintain.topology import REPLY, target_queue
@@ -68,7 +68,28 @@ class CallRunner:
         self._large_replies = ByteBudget(LARGE_REPLIES_BYTES)
 
     async def run(self, call: Call) -> None:
-        """Run a call, and answer it. It has its slot, or needs none."""
+        """Run a call, unless its message is that of one which is in flight here; it waits for its place before."""
+        if await self.calls.take_again(call.target.name, call.message.delivery):
+            return
+        if call.place is None:
+            await self._read(call)
+            return
+        try:
+            if await call.place.acquire(self._remaining_seconds(call.message.delivery)):
+                await self._read(call)
+        finally:
+            call.place.release()
+
+    def _remaining_seconds(self, delivery: Delivery) -> float | None:
+        """Return the time to a call's deadline; None where it names none, or none that can be read."""
+        try:
+            deadline = integer_header(delivery.headers, DEADLINE_HEADER)
+        except BadRequest:
+            return None
+        return None if deadline is None else max(0.0, self.clock.seconds_until(deadline))
+
+    async def _read(self, call: Call) -> None:
+        """Read what a call says, and answer it."""
         delivery, target = call.message.delivery, call.target.name
         if not delivery.reply_to or not delivery.correlation_id:
             await delivery.dead_letter()
@@ -86,7 +107,7 @@ class CallRunner:
             await in_span(partial(_span_start, call), partial(self._take, call), parent=parent)
 
     async def _take(self, call: Call, process_span: Span | None) -> None:
-        """Run a call, unless its message is that of one which is in flight here."""
+        """Run a call, unless its message came again while it waited for its place, and has another one."""
         call.is_traced = process_span is not None
         if call.is_traced:
             queued_ms = call.request.age_ms(self.clock.now_ms())
@@ -144,17 +165,17 @@ class CallRunner:
             call.stage = CallStage.ENDING
 
     async def _wait_for_decision(self, call: Call, admit_span: Span | None = None) -> Admission | None:
-        target, hold, attempt_id = call.target, call.hold, self._attempt_ids.next()
+        target, place, attempt_id = call.target, call.place, self._attempt_ids.next()
         call.admit = call.request.admit(
             *(attempt_id, target.name, current_traceparent()), cost_rule=target.cost_rule, is_tried=bool(call.tries)
         )
         on_held = None
-        if hold is not None:
-            on_held = partial(hold.begin_waiting, partial(self.admissions.return_call, attempt_id))
+        if place is not None:
+            on_held = partial(place.begin_waiting, partial(self.admissions.return_call, attempt_id))
         times = {"ends_at": call.ends_at, "waits_until": call.waits_until}
         admission = await self.admissions.admit(call.admit, **times, on_held=on_held)
-        if hold is not None:
-            hold.end_waiting()
+        if place is not None:
+            place.end_waiting()
         if admit_span is not None:
             admit_span.set_attributes(admission_attributes(admission))
         return admission
@@ -240,7 +261,7 @@ class CallRunner:
         if message.held is None:
             return
         seconds = call.ends_at - asyncio.get_running_loop().time()
-        if call.hold is None or not await call.hold.move_to_backlog(seconds, message):
+        if call.place is None or not await call.place.move_to_backlog(seconds, message):
             await return_copy(self.bus, message.delivery, target, remaining_seconds=seconds, holder=message)
 
 

@@ -48,7 +48,7 @@ class CallSlots:
     """
 
     def __init__(self, count: int) -> None:
-        self._free = count
+        self._count = self._free = count
         self._waiting: deque[_Waiting] = deque()
         self.released_count = 0
         #: What gives back those with a slot that the ledger lets wait, and with which nobody has begun.
@@ -58,6 +58,11 @@ class CallSlots:
     def free(self) -> int:
         """How many slots nobody has."""
         return self._free
+
+    @property
+    def in_flight(self) -> int:
+        """How many calls have a slot, or wait for one."""
+        return self._count - self._free + len(self.waiting_deliveries)
 
     @property
     def waiting_deliveries(self) -> list[Delivery]:

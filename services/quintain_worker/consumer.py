@@ -2,7 +2,7 @@
 
 So many of the target's calls run at a time as it has slots. The others of a group wait for one, and those that wait
 while other workers have free slots are put back into the queue. What a session has waiting here beyond its share, for
-the target's quota or for money, goes to the target's backlog (`quintain_worker.session_waits`), which is consumed
+the target's quota or for money, goes to the target's backlog (`session_waits`), which is consumed
 beside its queue.
 """
 
@@ -15,18 +15,16 @@ from functools import partial
 
 from quintain.bus.base import Consumer, Delivery, earlier_deliveries
 from quintain.contracts.group import INVOKE_GROUP_TYPE
-from quintain.contracts.headers import DEADLINE_HEADER
 from quintain.contracts.ledger import TargetCard
 from quintain.contracts.service_card import ServedTarget
-from quintain.errors import BadRequest, Fault
+from quintain.errors import Fault
 from quintain.rpc.groups import handle_each, refuse_broken, refuse_group, split_group_or_fault
-from quintain.rpc.server import integer_header
 from quintain.topology import backlog_queue, target_queue
 from quintain_worker.call import Call, CallMessage
 from quintain_worker.call_runner import CallRunner
-from quintain_worker.call_slots import CallSlots, SlotDecision
+from quintain_worker.call_slots import CallSlots
 from quintain_worker.returns import is_held, is_returned, return_calls, return_copy
-from quintain_worker.session_waits import WAITING_PLACES, MessageHold, SessionWaits, may_be_moved, session_of
+from quintain_worker.session_waits import WAITING_PLACES, CallPlace, SessionWaits, may_be_moved, session_of
 from quintain_worker.target import GIVEN_BACK, WorkerTarget
 
 #: Calls that a worker starts within this time, in seconds, stay with it although others have free slots.
@@ -55,7 +53,6 @@ class TargetConsumer:
         self._waits: SessionWaits | None = None
         if has_line:
             self._waits = SessionWaits(runner.bus, target.name, lambda: self._call_slots.free, self._places)
-        self._in_flight = 0
         #: Of its queue, and of its backlog.
         self._consumers: list[Consumer] = []
 
@@ -66,7 +63,8 @@ class TargetConsumer:
 
     def served_target(self, kind: str) -> ServedTarget:
         """Describe this target for the worker's card."""
-        return ServedTarget(name=self._name, kind=kind, slots=self._slots, in_flight=self._in_flight)
+        in_flight = sum(slots.in_flight for slots in {self._call_slots, self._backlog_slots, self._turn_slots})
+        return ServedTarget(name=self._name, kind=kind, slots=self._slots, in_flight=in_flight)
 
     async def start(self) -> None:
         """Start consuming.
@@ -109,14 +107,6 @@ class TargetConsumer:
         self._runner.metrics.calls(self._name, GIVEN_BACK).inc(len(taken))
         await return_calls(self._runner.bus, self._name, taken)
 
-    def _remaining_seconds(self, delivery: Delivery) -> float | None:
-        """Return the time to a call's deadline; None where it names none, or none that can be read."""
-        try:
-            deadline = integer_header(delivery.headers, DEADLINE_HEADER)
-        except BadRequest:
-            return None
-        return None if deadline is None else max(0.0, self._runner.clock.seconds_until(deadline))
-
     async def drain(self, timeout_seconds: float) -> bool:
         """Wait up to ``timeout_seconds`` for the deliveries in flight. Returns False where some were cancelled."""
         return all(await asyncio.gather(*(consumer.drain(timeout_seconds) for consumer in self._consumers)))
@@ -147,33 +137,9 @@ class TargetConsumer:
             await handle_each(partial(self._handle_call, slots), calls)
 
     async def _handle_call(self, slots: CallSlots, delivery: Delivery) -> None:
-        if await self._runner.calls.take_again(self._name, delivery):
-            return
-        hold = None if self._waits is None or is_held(delivery) else MessageHold(delivery, self._waits, slots)
-        call = Call(self._target, CallMessage(delivery), hold)
-        if is_held(delivery):
-            # It waits while another worker runs its call: that keeps no call from a slot, nor does one that goes on.
-            await self._runner.run(call)
-            return
-        self._in_flight += 1
-        try:
-            decision = SlotDecision.GRANTED
-            if not slots.try_acquire():
-                if hold is not None:
-                    hold.begin_waiting()
-                decision = await slots.wait(delivery, self._remaining_seconds(delivery))
-            if decision is SlotDecision.TAKEN:
-                return
-            try:
-                # The ledger refuses a call whose deadline has passed; it needs no slot for that.
-                await self._runner.run(call)
-            finally:
-                if decision is SlotDecision.GRANTED:
-                    slots.release()
-        finally:
-            if hold is not None:
-                hold.end()
-            self._in_flight -= 1
+        # One that another worker may have run for long waits while that runs it: it keeps no call from a slot.
+        place = None if is_held(delivery) else CallPlace(delivery, slots, self._waits)
+        await self._runner.run(Call(self._target, CallMessage(delivery), place))
 
     async def _move_beyond_share(self, waits: SessionWaits, delivery: Delivery) -> bool:
         """Move a message to the backlog if its session has its share waiting here; returns whether it was moved."""

@@ -22,7 +22,7 @@ from quintain.contracts.group import GROUP_CONTENT_TYPE, INVOKE_GROUP_TYPE
 from quintain.contracts.headers import TOKEN_HEADER
 from quintain.runtime.concurrency import BatchSender
 from quintain.topology import BACKLOG, CONVERSATION
-from quintain_worker.call_slots import CallSlots
+from quintain_worker.call_slots import CallSlots, SlotDecision
 from quintain_worker.returns import MessageHolder, copy_of, is_begun
 
 log = logging.getLogger(__name__)
@@ -127,19 +127,35 @@ def _count_moves(moves: list[tuple[Envelope, asyncio.Future[bool]]]) -> int:
     return max(1, sum(size <= MAX_MOVED_BYTES for size in sizes))
 
 
-class MessageHold:
-    """How the message of a call that may wait for a quota is held: as one of so many of its session that wait."""
+class CallPlace:
+    """The place of a call in its worker: its slot, and while it waits, one of so many of its session.
 
-    def __init__(self, delivery: Delivery, waits: SessionWaits, slots: CallSlots) -> None:
-        self._delivery, self._waits, self._slots = delivery, waits, slots
-        self._is_waiting = self._is_beyond_share = False
+    ``waits`` is None where calls of its target wait neither for a quota nor for money.
+    """
+
+    def __init__(self, delivery: Delivery, slots: CallSlots, waits: SessionWaits | None) -> None:
+        self._delivery, self._slots, self._waits = delivery, slots, waits
+        self._has_slot = self._is_waiting = self._is_beyond_share = False
         #: Whether nobody has begun with the call, so that it may be moved.
         self._is_new = may_be_moved(delivery)
         self._may_be_returned = delivery.exchange != CONVERSATION.name and not is_begun(delivery)
 
+    async def acquire(self, timeout_seconds: float | None) -> bool:
+        """Wait for a slot until the deadline of the call: the ledger refuses one that is late, which needs no slot.
+
+        Returns False where the call does not run here: whoever took it puts it back.
+        """
+        if self._slots.try_acquire():
+            self._has_slot = True
+            return True
+        self.begin_waiting()
+        decision = await self._slots.wait(self._delivery, timeout_seconds)
+        self._has_slot = decision is SlotDecision.GRANTED
+        return decision is not SlotDecision.TAKEN
+
     def begin_waiting(self, give_back: Callable[[], object] | None = None) -> None:
         """Count the call among those that wait; where its session has its share, ``give_back`` is called instead."""
-        if self._is_beyond_share:
+        if self._waits is None or self._is_beyond_share:
             return
         if not self._is_waiting:
             session = session_of(self._delivery)
@@ -155,20 +171,25 @@ class MessageHold:
 
     async def move_to_backlog(self, remaining_seconds: float, holder: MessageHolder) -> bool:
         """Move the call if it is beyond its session's share, and acknowledge it; returns whether it was moved."""
-        return self._is_beyond_share and await self._waits.move_to_backlog(self._delivery, remaining_seconds, holder)
+        if self._waits is None or not self._is_beyond_share:
+            return False
+        return await self._waits.move_to_backlog(self._delivery, remaining_seconds, holder)
 
     def end_waiting(self) -> None:
         """Count out the call, if it waits: it was decided."""
         self._is_new = self._may_be_returned = False
         self._slots.end_hold(self)
-        if self._is_waiting:
+        if self._waits is not None and self._is_waiting:
             self._is_waiting = False
             self._waits.end(session_of(self._delivery))
 
-    def end(self) -> None:
-        """Count out the call, whether it waits or was moved."""
+    def release(self) -> None:
+        """Leave the place, whether the call has run, waits or was moved."""
+        if self._has_slot:
+            self._has_slot = False
+            self._slots.release()
         self.end_waiting()
-        if self._is_beyond_share:
+        if self._waits is not None and self._is_beyond_share:
             self._is_beyond_share = False
             self._waits.left()
 
