@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import jsonschema_rs
@@ -10,6 +11,7 @@ import yaml
 
 from support.command_line import CommandLine
 from support.evaluations import copy_capitals, write_files
+from support.model_server import ScriptedResponse, model_server
 from support.process_fleet import fleet_shell
 
 CONFIG = "targets: {bot: {provider: mock}, judge: {provider: mock, response: '{\"pass\": true}'}}\n"
@@ -162,3 +164,30 @@ def test_a_case_larger_than_its_quotas_tokens_per_minute_is_named(evaluation_she
     told = evaluation_shell.run("check", "eval.yaml", code=2)
     assert all(word in told.stdout for word in ("'long'", "team", "tokens_per_minute"))
     assert "'short'" not in told.stdout
+
+
+#: One endpoint that refuses, one that nobody listens for, and one that answers.
+ENDPOINTS = """
+targets:
+  model: {{provider: openai, model: m, base_url: "{url}/v1", api_key: "${{{{ KEY }}}}", max_tries: 1}}
+  closed: {{provider: openai, model: m, base_url: "http://127.0.0.1:9/v1", api_key: "${{{{ KEY }}}}", max_tries: 1}}
+  echo: {{provider: mock}}
+"""
+EXACT = "dataset: cases.jsonl\ngraders: [{name: same, builtin: exact}]\n"
+
+
+async def test_a_probe_tells_the_providers_own_words_and_the_address_that_was_not_reached(shell: CommandLine) -> None:
+    async with model_server() as server:
+        write_files(shell.folder, quintain_yaml=ENDPOINTS.format(url=server.url), eval_yaml=EXACT)
+        for status in (401, 404):
+            error = {"message": "Wrong key", "type": "invalid_request_error"}
+            server.set_responses(ScriptedResponse(status=status, body={"error": error}))
+            words = ("check", "eval.yaml", "--probe", "--target", "model", "--target", "closed", "--target", "echo")
+            told = await asyncio.to_thread(shell.run, *words, code=1, env={"KEY": "sk-test"})
+            probes = {line.split()[1]: line for line in told.stdout.splitlines() if line.startswith("probe ")}
+            assert "model failed: target_unavailable: " in probes["model"]
+            # What is said of a wrong key may repeat it: only the code is kept.
+            assert ('the provider says: "Wrong key"' in probes["model"]) is (status != 401)
+            assert "127.0.0.1:9" in probes["closed"]
+            assert "echo answered in " in probes["echo"]
+            assert "sk-test" not in told.stdout + told.stderr
