@@ -14,6 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 from quintain.config.file_errors import validation_messages
 from quintain.config.yaml_file import parse_yaml
 from quintain.errors import ConfigError
+from quintain.runtime.text_files import read_text
 from quintain_cli.init.carried import FILE_PREFIX, At, CarriedCase, CarriedEvaluation, Found, JsonDict, mapping
 from quintain_cli.init.prompts import rendered
 from quintain_cli.init.targets import add_provider
@@ -38,9 +39,8 @@ _FACTS = "It agrees in its facts with this answer: "
 _KNOWN = frozenset(
     {"type", "value", "threshold", "weight", "metric", "assert", "name", "description", "negate", "provider"}
 )
-_KNOWN_OF_AGENTV = frozenset(
-    {"prompt", "criteria", "rubrics", "min_score", "command", "path", "cwd", "config", "target"}
-)
+_KNOWN_OF_AGENTV = frozenset({"prompt", "criteria", "rubrics", "min_score", "target"})
+_SCRIPTS, _KNOWN_OF_SCRIPTS = ("script", "code-grader", "code-judge"), frozenset({"command", "path", "cwd", "config"})
 
 #: Keys that change what an assertion is applied to: without them it would check something else.
 _CHANGING = ("transform", "contextTransform", "preprocessors", "postprocess", "flags")
@@ -99,7 +99,8 @@ def _convert(carried: CarriedEvaluation, value: Any, at: At, test: Judged) -> li
     kind = kind.replace("_", "-") if carried.is_agentv else kind
     judges = kind in _JUDGED
     graders = _judges(carried, kind, value, at, test) if judges else [_single(carried, kind, value, at, test)]
-    carried.leave_out_unknown(value, at, _KNOWN | (_KNOWN_OF_AGENTV if carried.is_agentv else frozenset()))
+    known = _KNOWN | (_KNOWN_OF_AGENTV if carried.is_agentv else frozenset())
+    carried.leave_out_unknown(value, at, known | (_KNOWN_OF_SCRIPTS if kind in _SCRIPTS else frozenset()))
     name = rendered(value.get("metric", value.get("name")), test.variables)
     if name is not None and not re.fullmatch(r"[^\x00-\x1f\x7f]{1,64}", str(name)):
         carried.leave_out(at.under("metric" if "metric" in value else "name"), "no name that a grader may have")
@@ -208,7 +209,7 @@ def _single(carried: CarriedEvaluation, kind: str, value: JsonDict, at: At, test
         if (target := add_provider(carried, embeds, at)) is None:
             raise ValueError("what embeds its texts has no counterpart")
         return {"builtin": "similar", "embedding_target": target, "value": asked, "threshold": threshold}
-    if kind in ("script", "code-grader", "code-judge") and carried.is_agentv:
+    if kind in _SCRIPTS and carried.is_agentv:
         command, limits = value.get("command", value.get("path")), value.get("target", value.get("provider"))
         words = ["sh", "-c", command] if isinstance(command, str) else command
         folder = carried.relative(str(value.get("cwd", ".")))
@@ -251,6 +252,17 @@ def _set(carried: CarriedEvaluation, value: JsonDict, at: At, test: Judged) -> J
     return {"all": [grader for graders in parts for grader in graders], **_given(threshold=value.get("threshold"))}
 
 
+def _prompt(carried: CarriedEvaluation, prompt: object, at: At) -> str:
+    """The criterion that AgentV's prompt of a judge is, or the file that it names. Raises `ValueError` for another."""
+    paths = carried.files(prompt, at) if isinstance(prompt, str) else []
+    if paths is not None and len(paths) != 1:
+        raise ValueError("its prompt is a program" if not isinstance(prompt, str) else f"its prompt is in {prompt}")
+    text = str(prompt) if paths is None else read_text(paths[0]).strip()
+    if "{{" in text:
+        raise ValueError("its prompt is a template that the answer is filled into; write its criterion")
+    return text
+
+
 def _judges(carried: CarriedEvaluation, kind: str, value: JsonDict, at: At, test: Judged) -> list[JsonDict]:
     """The judges of an assertion, one for each criterion that it lists."""
     keys = ("value", "prompt", "criteria", "rubrics") if carried.is_agentv else ("value",)
@@ -258,6 +270,8 @@ def _judges(carried: CarriedEvaluation, kind: str, value: JsonDict, at: At, test
     asked = next(iter(given.values()), test.criteria)
     for key in list(given)[1:]:
         carried.leave_out(at.under(key), f"criteria beside its {next(iter(given))}")
+    if "prompt" in given and "value" not in given:
+        asked = _prompt(carried, asked, at.under("prompt"))
     provider = value.get("provider") or test.provider
     provider = mapping(provider).get("text", provider)
     provider = value.get("target", provider) if carried.is_agentv else provider

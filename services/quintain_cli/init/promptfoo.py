@@ -69,6 +69,8 @@ def read_promptfoo(carried: CarriedEvaluation, body: JsonDict, at: At) -> None:
     # As promptfoo does: without prompts, the variable prompt is asked.
     add_prompts(carried, "{{ prompt }}" if body.get("prompts") is None else body["prompts"], at.under("prompts"))
     key = "providers" if "providers" in body else "targets"
+    if {"providers", "targets"} <= body.keys():
+        carried.leave_out(at.under("targets"), "targets beside its providers")
     add_providers(carried, body.get(key), at.under(key))
     key = carried.key("defaultTest")
     default: Found = (body.get(key), at.under(key))
