@@ -23,7 +23,6 @@ from quintain_runner.graders.combined import single_runners
 from quintain_runner.graders.judge_request import build_judge_request, filled, parse_judgement, request_hash
 from quintain_runner.graders.judge_sections import left_out_of, shown_sections
 from quintain_runner.graders.verdict import PASS_SCORE, GraderError, cut_note
-from quintain_runner.plan.address import request_id
 from quintain_runner.plan.trials import Trial
 from quintain_runner.results.row import BUDGET_EXHAUSTED, TARGET_CHANGED, Check, GraderRow, JudgeUsed
 from quintain_runner.spec.asking_graders import JudgeGrader, VoteRule
@@ -114,22 +113,12 @@ class JudgeGraderRunner:
         return build_judge_request(*filled(self.spec, self.prompt, trial.case), trial.graded_case, result, target=judge)
 
     def _request_id(self, trial: Trial, vote: _Vote, context: GradingContext, number: int) -> str:
-        """The request id of a judge's call: the same after a crash, so that the call is charged once.
+        """The request id of a judge's call, of which ``number`` asked for this vote before: see `Trial.id_of_grading`.
 
-        It is known before the answer is, so that the call can be reserved: it is made of the request without the
-        answer, of the vote's fingerprint, which contains the judge target's, of how often the run was graded again on
-        purpose, and of the answer's own request id; of a kept answer, of that itself. ``number`` is how many calls
-        asked for this vote before, so that a repeat without a verdict is a new call; other calls of the trial do not
-        count.
+        The vote's fingerprint contains the judge target's.
         """
-        answer = trial.request_id if trial.kept is None else trial.kept.output or ""
-        if trial.conversation is not None:
-            # One that was begun again has other answers.
-            answer += f"/{trial.conversation.attempt}" if trial.conversation.attempt > 1 else ""
-            trial = replace(trial, conversation=None)
-        request = self._request(trial, None, vote.judge).to_wire().decode()
-        version = (vote.fingerprint, context.fingerprints.generation)
-        return request_id("judge", trial.key_parts, trial.tries, self.name, number, request, answer, version)
+        request = self._request(replace(trial, conversation=None), None, vote.judge).to_wire().decode()
+        return trial.id_of_grading(self.name, request, number, vote.fingerprint, context.fingerprints.generation)
 
     async def grade(self, trial: Trial, result: Result, context: GradingContext) -> GradingResult:
         """Ask the judges about an answer. A fault of a call is returned in the row, with its cost."""

@@ -12,7 +12,6 @@ from quintain_runner.graders.answers import NumberedRequest
 from quintain_runner.graders.base import GradingContext, GradingResult, PlannedCalls
 from quintain_runner.graders.calls import call_target
 from quintain_runner.graders.verdict import GraderError
-from quintain_runner.plan.address import request_id
 from quintain_runner.plan.trials import Trial
 from quintain_runner.results.row import GraderRow
 from quintain_runner.spec.asking_graders import SimilarGrader
@@ -43,13 +42,8 @@ class SimilarGraderRunner:
         return [answer_text(one) for one in self.spec.answers(trial.case)]
 
     def _request_id(self, trial: Trial, context: GradingContext, spent_calls: int) -> str:
-        """The id of the call: known before the answer is, and the same after a crash. As a judge's."""
-        answer = trial.request_id if trial.kept is None else trial.kept.output or ""
-        if trial.kept is None and trial.conversation is not None and trial.conversation.attempt > 1:
-            answer += f"/{trial.conversation.attempt}"
         version = context.fingerprint_of(trial, self.name), context.fingerprints.generation
-        right = self._right(trial)
-        return request_id("embed", trial.key_parts, trial.tries, self.name, spent_calls, right, answer, version)
+        return trial.id_of_grading(self.name, self._right(trial), spent_calls, *version)
 
     async def grade(self, trial: Trial, result: Result, context: GradingContext) -> GradingResult:
         """Embed the answer and what is expected, and compare them; see `GraderRunner.grade`."""

@@ -191,6 +191,17 @@ class Trial:
         made_of = self.fingerprints
         return request_id("ask", self.key_parts, self.tries, made_of.input, made_of.target, made_of.user)
 
+    def id_of_grading(self, grader: str, content: object, *version: object) -> str:
+        """The id of a call about its answer, known before that, so that the call can be reserved.
+
+        It is made of the id of the answer, or of the text of one that is kept, and of ``content``, which is asked
+        beside it. A call that is to be another has another ``version``.
+        """
+        answer = self.request_id if self.kept is None else self.kept.output or ""
+        # A conversation that was begun again has other answers.
+        attempt = 1 if self.conversation is None else self.conversation.attempt
+        return request_id("grade", self.key_parts, self.tries, grader, content, answer, attempt, version)
+
     @property
     def request_ids(self) -> list[str]:
         """The ids of the calls that it takes at most without its graders, if no conversation is lost."""
