@@ -52,7 +52,7 @@ MAX_COMPARED_TRIALS: Final = 10_000
 _TRIALS = """
     SELECT case_id, case_no, repeat, asked * {by_question} AS asked, {side} AS side, outcome < 2 AS graded,
         outcome = 0 AS passed, score
-    FROM {schema}.trial JOIN {schema}.case_text USING (case_no) WHERE column_no = ? AND repeat <= ? AND counts"""
+    FROM {schema}.trial JOIN {schema}.case_text USING (case_no) WHERE column_no = ? AND repeat <= ? AND NOT stale"""
 
 #: Trials are put together by sorting them: a join of both runs would look at every pair of them.
 _CASES = """

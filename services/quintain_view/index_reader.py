@@ -49,7 +49,7 @@ _WORDS = (
 
 #: So many cases of a list are looked up together, and those of them that failed.
 _LOOKED_UP = 500
-_FAILED = "SELECT case_no FROM trial WHERE case_no IN (SELECT value FROM json_each(?)) AND outcome != 0 AND counts"
+_FAILED = "SELECT case_no FROM trial WHERE case_no IN (SELECT value FROM json_each(?)) AND outcome != 0 AND NOT stale"
 
 
 class TrialEntry(NamedTuple):
@@ -66,7 +66,6 @@ class TrialEntry(NamedTuple):
     cost: float
     disagreement: float
     stale: bool
-    counts: bool
     offset: int
     length: int
     scores: tuple[tuple[int, float], ...]
@@ -157,14 +156,13 @@ class IndexReader:
     def _trials(self, condition: str, *values: float) -> list[TrialEntry]:
         sql = (
             "SELECT case_no, column_no, repeat, outcome, score, duration_ms, input_tokens, output_tokens, cost, "
-            f"disagreement, stale, counts, offset, length, scores FROM trial {condition}"
+            f"disagreement, stale, offset, length, scores FROM trial {condition}"
         )
         return [
             TrialEntry(*found)._replace(
                 outcome=Outcome(found[3]),
                 stale=bool(found[10]),
-                counts=bool(found[11]),
-                scores=tuple((int(bit), score) for bit, score in json.loads(found[14]).items()),
+                scores=tuple((int(bit), score) for bit, score in json.loads(found[13]).items()),
             )
             for found in all_rows(self._connection, sql, values)
         ]

@@ -23,7 +23,7 @@ from quintain_runner.statistics.analysis import pass_at_k, pass_hat_k
 FILE_NAME: Final = "view.sqlite3"
 
 #: An index of another version is made anew.
-SCHEMA_VERSION: Final = 7
+SCHEMA_VERSION: Final = 8
 
 #: So many graders and columns have a bit of their own: those of a positive SQLite integer.
 MAX_BITS: Final = 62
@@ -74,7 +74,7 @@ CREATE TABLE grader_score (
 CREATE VIRTUAL TABLE trial_text USING fts5(answer, question, reason, content='', columnsize=0);
 CREATE TABLE trial (
     case_no INTEGER NOT NULL, column_no INTEGER NOT NULL, repeat INTEGER NOT NULL, outcome INTEGER NOT NULL,
-    score_units INTEGER NOT NULL, stale INTEGER NOT NULL, counts INTEGER NOT NULL, duration_ms INTEGER NOT NULL,
+    score_units INTEGER NOT NULL, stale INTEGER NOT NULL, duration_ms INTEGER NOT NULL,
     cost_units INTEGER NOT NULL, input_tokens INTEGER NOT NULL, output_tokens INTEGER NOT NULL,
     disagreement_units INTEGER NOT NULL, failed_graders INTEGER NOT NULL, scores TEXT NOT NULL,
     offset INTEGER NOT NULL, length INTEGER NOT NULL, asked INTEGER NOT NULL,
@@ -93,7 +93,7 @@ SELECT case_no, {", ".join(f"sum(bit * (count_{one} > 0))" for one in _OUTCOMES)
 FROM (
     SELECT *, reduced_outcome({", ".join(f"count_{one}" for one in _OUTCOMES)}) AS reduced FROM (
         SELECT case_no, 1 << column_no AS bit, {", ".join(f"sum(outcome = {one}) AS count_{one}" for one in _OUTCOMES)}
-        FROM trial WHERE case_no IN (SELECT value FROM json_each(?)) AND counts AND column_no < {MAX_BITS}
+        FROM trial WHERE case_no IN (SELECT value FROM json_each(?)) AND NOT stale AND column_no < {MAX_BITS}
         GROUP BY case_no, column_no
     )
 ) GROUP BY case_no
@@ -209,7 +209,6 @@ class CountedTrial(NamedTuple):
     outcome: int
     score_units: int
     stale: bool
-    counts: bool
 
 
 #: Where the bins of scores stand in the numbers of a column: after the outcomes, the stale ones, and the sum.

@@ -136,7 +136,7 @@ class MatrixView:
 
     def cell(self, trials: Sequence[TrialEntry], shown: Sequence[Shown]) -> MatrixCell | None:
         """The cell of these trials; None of none."""
-        counted = [trial for trial in trials if trial.counts] or list(trials)
+        counted = [trial for trial in trials if not trial.stale] or list(trials)
         if not counted:
             return None
         counts = [sum(trial.outcome is outcome for trial in counted) for outcome in Outcome]
