@@ -69,16 +69,15 @@ class CallRunner:
 
     async def run(self, call: Call) -> None:
         """Run a call, unless its message is that of one which is in flight here; it waits for its place before."""
-        if await self.calls.take_again(call.target.name, call.message.delivery):
-            return
-        if call.place is None:
-            await self._read(call)
+        delivery, place = call.message.delivery, call.place
+        if await self.calls.take_again(call.target.name, delivery):
             return
         try:
-            if await call.place.acquire(self._remaining_seconds(call.message.delivery)):
+            if place is None or place.try_acquire() or await place.wait(self._remaining_seconds(delivery)):
                 await self._read(call)
         finally:
-            call.place.release()
+            if place is not None:
+                place.release()
 
     def _remaining_seconds(self, delivery: Delivery) -> float | None:
         """Return the time to a call's deadline; None where it names none, or none that can be read."""
@@ -211,7 +210,7 @@ class CallRunner:
         assert asked is not None, "the ledger refuses a request with a problem"
         if target.ignore_unsupported or grant.ignore_unsupported:
             asked = ignoring_unsupported(asked)
-        call.stage, call.granted_at = CallStage.RUNNING, asyncio.get_running_loop().time()
+        call.granted_at = asyncio.get_running_loop().time()
         ends_at = call.granted_at + self.clock.seconds_until(grant.deadline)
         limits = TryLimits.of(target, call.tries, ends_at, call.waits_until)
         holder = CallHolder(request.credential.id, request.request_id, call.admit.attempt_id, self._incarnation)
@@ -221,6 +220,7 @@ class CallRunner:
             interim = interim_messages(self.bus, self._chunk_groups, call.message.delivery, request, number)
         async with interim as on_text:
             attempt = Attempt(*(target, asked, grant, holder, limits, self.metrics, self._time_limits, on_text))
+            call.stage = CallStage.RUNNING
             try:
                 return await attempt.run()
             except asyncio.CancelledError:

@@ -140,14 +140,16 @@ class CallPlace:
         self._is_new = may_be_moved(delivery)
         self._may_be_returned = delivery.exchange != CONVERSATION.name and not is_begun(delivery)
 
-    async def acquire(self, timeout_seconds: float | None) -> bool:
+    def try_acquire(self) -> bool:
+        """Take a slot, if one is free."""
+        self._has_slot = self._slots.try_acquire()
+        return self._has_slot
+
+    async def wait(self, timeout_seconds: float | None) -> bool:
         """Wait for a slot until the deadline of the call: the ledger refuses one that is late, which needs no slot.
 
         Returns False where the call does not run here: whoever took it puts it back.
         """
-        if self._slots.try_acquire():
-            self._has_slot = True
-            return True
         self.begin_waiting()
         decision = await self._slots.wait(self._delivery, timeout_seconds)
         self._has_slot = decision is SlotDecision.GRANTED
