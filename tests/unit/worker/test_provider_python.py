@@ -110,27 +110,29 @@ async def failure(provider: Provider, *, timeout_seconds: float = 60) -> Provide
     return caught.value
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
+#: Runs the function that the question defines.
+ANY = """
+def run(request):
+    names = {}
+    exec(request.question, names)
+    return names["run"](request)
+"""
+
+
+async def test_a_function_takes_the_request_and_returns_its_text_or_a_whole_answer(folder: Path) -> None:
+    codes = [
         "def run(request): return request.question.upper()",
         "async def run(request): return request.question.upper()",
         "class Bot:\n    async def __call__(self, request): return request.question.upper()\nrun = Bot()",
-    ],
-)
-async def test_a_function_takes_the_request_and_returns_its_text(folder: Path, code: str) -> None:
-    assert await answer_of(make_provider(folder, code)) == ProviderAnswer(text="HOW ARE YOU?")
-
-
-async def test_a_function_may_return_a_whole_answer(folder: Path) -> None:
-    code = """
-from quintain.contracts.invoke import TokenUsage
-from quintain_worker.providers.provider import ProviderAnswer
-
-def run(request):
-    return ProviderAnswer(text="x", model="m", token_usage=TokenUsage(input=1, output=2))
-"""
-    answer = await answer_of(make_provider(folder, code))
+    ]
+    whole = "ProviderAnswer(text='x', model='m', token_usage=TokenUsage(input=1, output=2))"
+    imports = (
+        "from quintain.contracts.invoke import TokenUsage\n"
+        "from quintain_worker.providers.provider import ProviderAnswer\n"
+    )
+    async with started(folder, ANY) as provider:
+        assert [await ask(provider, code) for code in codes] == [ProviderAnswer(text=code.upper()) for code in codes]
+        answer = await ask(provider, f"{imports}def run(request): return {whole}")
     assert answer == ProviderAnswer(text="x", model="m", token_usage=TokenUsage(input=1, output=2))
 
 
@@ -204,14 +206,6 @@ WRONG = {
     "async def run(r):\n    yield 'a'\n    raise KeyError('canary')": "the function raised KeyError",
     "def run(r): return (word for word in 'canary')": "the function returned generator, not str or ProviderAnswer",
 }
-
-#: Runs the function that the question defines.
-ANY = """
-def run(request):
-    names = {}
-    exec(request.question, names)
-    return names["run"](request)
-"""
 
 
 async def failures_of(folder: Path, codes: Iterable[str]) -> dict[str, ProviderFailure]:
@@ -509,21 +503,21 @@ async def test_a_function_has_the_environment_of_programs(folder: Path) -> None:
     assert "reads OTHER, which it will not get" in warning
 
 
-async def test_what_a_function_prints_is_no_answer(folder: Path) -> None:
-    code = """
+#: What a function prints is no answer, and the worker's lines are not its to read.
+PRINTS = """
 import os, sys
 def run(request):
     print("answer 1 {}", flush=True)
     os.write(1, b"answer 1 {}\\n")
     return repr(sys.stdin.read())
 """
-    assert (await answer_of(make_provider(folder, code))).text == "''"
 
 
-async def test_a_text_is_carried_exactly(folder: Path) -> None:
+async def test_a_text_is_carried_exactly_and_what_a_function_prints_is_none(folder: Path) -> None:
     texts = ["\n\r\u2028 \x00 é 🜁", "half \ud800 of a pair"]
     async with started(folder, ANY) as provider:
         assert [await text_of(provider, f"def run(r): return {text!a}") for text in texts] == texts
+        assert await text_of(provider, PRINTS) == "''"
 
 
 async def test_an_answer_that_is_no_json_is_named(folder: Path) -> None:
