@@ -130,6 +130,8 @@ def _print_settings(run: RunSettings, location: str) -> None:
     size_text = format_size(run.cases, evaluation.prompt_names, run.targets, evaluation.spec.repeats)
     trials_text = format_count(evaluation.trials_of(run.cases, targets=len(run.targets)), "trial")
     print_stderr(escape_for_terminal(f"run      {evaluation.name}: {size_text} = {trials_text}, graders {names}"))
+    if left_out := [f"{name} leaves out {count:,}" for name, count in run.selection.left_out.items()]:
+        print_stderr(f"select   {run.cases:,} of {format_count(run.dataset.cases, 'case')}: {', '.join(left_out)}")
     own = run.own_max_calls
     budget_text = "what the trials can need" if own is None else format_count(own, "call")
     print_stderr(f"budget   {budget_text}, graders included")

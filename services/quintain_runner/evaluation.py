@@ -273,7 +273,6 @@ async def execute_run(options: RunOptions, listener: RunListener | None = None) 
         # The earlier results are renamed first, because the dataset's command stores its output in the folder.
         with _set_aside(options.folder, listener) if options.is_fresh else contextlib.nullcontext():
             run = await checked_run(options)
-        _check_case_ids(run)
         return await execute_checked(run, listener)
 
 
@@ -334,18 +333,6 @@ async def _wait_for_first_worker(client: Client, run: RunSettings, listener: Run
             listener.on_waiting(info, run.targets)
             is_told = True
         await asyncio.sleep(READ_SECONDS)
-
-
-def _check_case_ids(run: RunSettings) -> None:
-    """Raise `ConfigError` if the dataset does not have a case that ``--case`` names."""
-    if run.options.case_ids:
-        with run.open_cases() as cases:
-            unknown = run.options.selection.unknown_case_ids(cases)
-        if unknown:
-            raise ConfigError(
-                f"{run.dataset.source.path}: --case {', '.join(map(repr, unknown))}: none of the selected cases of "
-                "the dataset has this id; check its spelling"
-            )
 
 
 @contextlib.contextmanager

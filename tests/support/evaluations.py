@@ -17,6 +17,7 @@ from quintain_runner.engine.run import RunListener, run_evaluation
 from quintain_runner.engine.run_settings import ErrorPolicy, RunOptions, RunSettings
 from quintain_runner.engine.session import PlanSession, RunSessions
 from quintain_runner.plan.dataset import open_dataset
+from quintain_runner.plan.trial_selection import select_trials
 from quintain_runner.report.progress_display import NoProgressDisplay, ProgressDisplay
 from quintain_runner.report.summary import RunSummary
 from quintain_runner.results.row import Row
@@ -153,14 +154,17 @@ class EvaluationFolder(RunListener):
             output=self.output,
             **{"concurrency": self.concurrency, "error_policy": self.error_policy, **options},
         )
+        dataset = open_dataset(evaluation, self.output, self.env)
+        selection = select_trials(run.cases, dataset, run.targets, run.folder)
         return RunSettings(
             options=run,
             settings=read_settings({}),
             env=self.env,
             evaluation=evaluation,
             config=None,
-            targets=tuple(name for name in self.targets if run.selection.has_target(name)),
-            dataset=open_dataset(evaluation, self.output, self.env),
+            targets=tuple(name for name in self.targets if selection.has_target(name)),
+            dataset=dataset,
+            selection=selection,
         )
 
     async def run(self, run: RunSettings | None = None, **options: Any) -> RunSummary:

@@ -42,6 +42,7 @@ from quintain_runner.engine.run_settings import (
     RunOptions,
 )
 from quintain_runner.plan.changes import RerunPolicy
+from quintain_runner.plan.trial_selection import CaseOptions
 from quintain_runner.report.run_file import read_run
 
 
@@ -60,6 +61,22 @@ CaseOption = Annotated[
     list[str] | None,
     typer.Option("--case", help="Execute only the case of this id; repeatable. Other rows stay as they are."),
 ]
+WhereOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="FIELD=VALUE", help="Execute only cases with this value in this field; repeatable."),
+]
+FailingOption = Annotated[
+    bool,
+    typer.Option("--failing", help="Execute only cases with a row that failed, is an error or is in doubt."),
+]
+OfOption = Annotated[
+    Path | None,
+    typer.Option(metavar="RUN", help="The results folder whose rows --failing looks at; by default this run's."),
+]
+SampleOption = Annotated[
+    int | None, typer.Option(min=1, help="Execute only this many cases, drawn by --seed from those that are left.")
+]
+SeedOption = Annotated[int | None, typer.Option(help="The seed of --sample, by default 0.")]
 LimitOption = Annotated[
     int | None, typer.Option(min=1, help="Execute only this many first cases. Other rows stay as they are.")
 ]
@@ -117,6 +134,11 @@ def run(
     path: Annotated[Path, typer.Argument(metavar="EVAL.YAML", help="The evaluation file.")],
     target: TargetOption = None,
     case: CaseOption = None,
+    where: WhereOption = None,
+    failing: FailingOption = False,
+    of: OfOption = None,
+    sample: SampleOption = None,
+    seed: SeedOption = None,
     limit: LimitOption = None,
     max_calls: Annotated[int | None, typer.Option(min=0, help="The call budget of the run, graders included.")] = None,
     max_cost_usd: RunCostOption = None,
@@ -146,29 +168,19 @@ def run(
     Without QUINTAIN_BROKER_URL and QUINTAIN_GATEWAY_URL all services run in this process; with one of them, the run
     uses the services there. `quintain check` is the dry run: the same errors and calls, and no call is made.
     """
+    cases = CaseOptions(
+        ids=tuple(case or ()), where=tuple(where or ()), failing=failing, of=of, sample=sample, seed=seed, limit=limit
+    )
     options = RunOptions(
-        path=path,
-        targets=tuple(target or ()),
-        case_ids=tuple(case or ()),
-        limit=limit,
-        keeps_content=not no_content,
-        max_calls=max_calls,
-        max_cost_usd=max_cost_usd,
-        output=output,
-        config=config,
-        concurrency=concurrency,
-        grader_concurrency=graders,
+        path=path, output=output, config=config, targets=tuple(target or ()), cases=cases,
+        max_calls=max_calls, max_cost_usd=max_cost_usd, weight=weight, priority=priority,
+        concurrency=concurrency, grader_concurrency=graders, cache=cache, replay=replay,
         rerun_policy=RerunPolicy(rerun_errors=retry_errors, rerun_in_doubt=in_doubt is InDoubtPolicy.RETRY),
         error_policy=ErrorPolicy(max_errors=max_errors, fail_fast=fail_fast),
         give_up_seconds=None if give_up_after is None else parse_duration_seconds(give_up_after),
-        weight=weight,
-        priority=priority,
-        cache=cache,
-        replay=replay,
+        is_fresh=fresh, keeps_content=not no_content, waits=not no_wait,
         command=shlex.join(["quintain", *sys.argv[1:]]),
-        is_fresh=fresh,
-        waits=not no_wait,
-    )
+    )  # fmt: skip
     raise typer.Exit(run_and_report(options, OutputFiles(junit=junit, markdown=markdown, csv=csv), as_json=as_json))
 
 

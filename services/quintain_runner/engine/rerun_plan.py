@@ -270,7 +270,7 @@ class Planner:
         """Rows, and what they are to be from now on."""
         case_ids, found, scoring = KeyHashSet(), 0, Scoring.of(self.run.evaluation.spec)
         with self.run.open_cases() as cases:
-            for case, is_selected in self.run.options.selection.mark_cases(cases):
+            for case, is_selected in self.run.selection.cases.mark_cases(cases):
                 case_ids.add(key_hash(case.id))
                 for prompt in self.run.evaluation.prompts:
                     asked = prompt.apply(case)
@@ -296,7 +296,7 @@ class Planner:
                 key = RowKey(case.id, target, question.repeat, question.prompt)
                 row = self.results.find(key)
                 decision = decide(row, question.case, target, self.comparisons.fingerprints, options.rerun_policy)
-                if not (is_selected and options.selection.has_target(target)):
+                if not (is_selected and self.run.selection.has_target(target)):
                     decision = decision.waiting()
                 needed = needed_calls(decision.action, row, question.case, target, self.comparisons.fingerprints)
                 plan.add(key, row, decision, needed)
@@ -304,7 +304,7 @@ class Planner:
                 if row is not None:
                     yield question, row, decision
             for target, needed in self.comparisons.missing(question, planned):
-                if is_selected and options.selection.has_target(target):
+                if is_selected and self.run.selection.has_target(target):
                     plan.add_comparisons(column_name(target, question.prompt), needed)
 
     def _left_out_replacements(self, plan: RerunPlan, case_ids: KeyHashSet) -> Iterator[tuple[Row, Row]]:

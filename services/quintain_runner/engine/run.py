@@ -115,7 +115,7 @@ async def run_evaluation(
             for name, since in (info.different_since or {}).items()
             if name in fingerprints.targets
         }
-        record = record.with_command(options.command, fingerprints, plan.to_wire(), options.selection.to_wire())
+        record = record.with_command(options.command, fingerprints, plan.to_wire(), run.selection.to_wire())
         listener.on_plan(plan)
         session, record = await _open_session(sessions, plan, record)
         execution = _Execution(

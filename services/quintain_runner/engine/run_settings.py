@@ -35,7 +35,8 @@ from quintain_runner.plan.conversation import MAX_ATTEMPTS
 from quintain_runner.plan.dataset import DatasetStats, open_dataset, read_cases
 from quintain_runner.plan.labeled_answers import read_labels
 from quintain_runner.plan.selection import feature_warnings
-from quintain_runner.plan.trials import TrialSelection, check_targets_available, choose_targets, estimate_dataset
+from quintain_runner.plan.trial_selection import CaseOptions, TrialSelection, select_trials
+from quintain_runner.plan.trials import check_targets_available, choose_targets, estimate_dataset
 from quintain_runner.spec.evaluation import Evaluation, load_evaluation
 from quintain_worker.providers.factory import check_program, check_provider
 from quintain_worker.providers.provider import ProviderContext
@@ -77,10 +78,7 @@ class RunOptions:
 
     path: Path
     targets: tuple[str, ...] = ()
-    #: The ids of the cases to execute; none for all.
-    case_ids: tuple[str, ...] = ()
-    #: The number of first cases to execute; None for all.
-    limit: int | None = None
+    cases: CaseOptions = field(default_factory=CaseOptions)
     max_calls: int | None = None
     output: Path | None = None
     config: Path | None = None
@@ -107,13 +105,6 @@ class RunOptions:
         """The results folder: ``--output``, or ``runs/<name of the file>`` in the working folder."""
         return self.output or Path("runs") / self.path.stem
 
-    @property
-    def selection(self) -> TrialSelection:
-        """What the command is narrowed to."""
-        return TrialSelection(
-            case_ids=frozenset(self.case_ids) or None, limit=self.limit, targets=frozenset(self.targets) or None
-        )
-
 
 def is_on_fleet(settings: Settings) -> bool:
     """Whether the environment names a fleet, by the URL of a broker or of a gateway."""
@@ -138,6 +129,7 @@ class RunSettings:
     config: Config | None
     targets: tuple[str, ...]
     dataset: DatasetStats
+    selection: TrialSelection = field(default_factory=TrialSelection)
     warnings: tuple[str, ...] = ()
 
     @property
@@ -153,8 +145,7 @@ class RunSettings:
     @property
     def cases(self) -> int:
         """The number of cases that this command may execute."""
-        sizes = (self.dataset.cases, len(self.options.case_ids) or None, self.options.limit)
-        return min(size for size in sizes if size is not None)
+        return self.dataset.cases if self.selection.case_count is None else self.selection.case_count
 
     @property
     def own_max_calls(self) -> int | None:
@@ -238,6 +229,7 @@ class Inspection:
     config: Config | None = None
     targets: tuple[str, ...] = ()
     dataset: DatasetStats | None = None
+    selection: TrialSelection = field(default_factory=TrialSelection)
     one_text: set[str] = field(default_factory=set)  # The agents that say that they take one text.
 
     @contextlib.contextmanager
@@ -260,6 +252,7 @@ class Inspection:
             config=self.config,
             targets=self.targets,
             dataset=self.dataset,
+            selection=self.selection,
             warnings=tuple(self.warnings),
         )
 
@@ -388,5 +381,7 @@ def _inspect_dataset(found: Inspection, evaluation: Evaluation, results_folder: 
         found.warnings += (f"{evaluation.path}: {text}" for text in unused)
         if (labels := evaluation.spec.labels) is not None:
             read_labels(evaluation.folder / labels, read_cases(found.dataset.source))
+        options = found.options
+        found.selection = select_trials(options.cases, found.dataset, options.targets, options.folder)
         if configured:
             check_local_turns(found.dataset, found.targets, configured, found.one_text)

@@ -209,7 +209,7 @@ class TrialScheduler:
         await self._run_targets(plan, pending)
         if comparisons.graders and not self._spent_targets:
             with closing(await asyncio.to_thread(self._results.reader)) as rows:
-                selection = self._settings.options.selection
+                selection = self._settings.selection.cases
 
                 def compared(cases: Iterable[Case], target: str) -> Iterator[Trial]:
                     selected = (case for case, is_selected in selection.mark_cases(cases) if is_selected)

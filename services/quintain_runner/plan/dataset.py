@@ -55,6 +55,7 @@ from quintain_runner.plan.selection import (
     CaseSelection,
     HashSampler,
     UnmetRequirements,
+    selection_of,
 )
 from quintain_runner.results.store import KeyHashSet, key_hash
 from quintain_runner.spec.evaluation import DatasetSpec, Evaluation
@@ -174,7 +175,7 @@ def check_dataset(spec: DatasetSpec, source: CaseSource, requirements: Sequence[
     ``source`` is the dataset file, or the stored output of the dataset command. Raises `ConfigError` with one line for
     each invalid row, with its line number, or one line for each requirement that selected cases do not meet.
     """
-    sampler, ids, digest = HashSampler(spec), KeyHashSet(), hashlib.sha256()
+    sampler, ids, digest = HashSampler(selection_of(spec), spec.sample), KeyHashSet(), hashlib.sha256()
     unmet, errors = UnmetRequirements(requirements), list[str]()
     rows, error_count, input_characters, expected_characters = 0, 0, 0, 0
     feature_fields, conversations, own_graders = Counter[str](), ConversationStats(), OwnGraderStats()

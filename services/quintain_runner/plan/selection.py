@@ -8,6 +8,7 @@ import heapq
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Final
 
 from pydantic import JsonValue
@@ -34,14 +35,21 @@ class CaseSelection:
     ids: frozenset[str] | None = None
 
     def filter_cases(self, cases: Iterable[Case]) -> Iterator[Case]:
-        """Iterate over the selected cases, in the order of the dataset."""
+        """Iterate over the selected cases, in the order of the dataset; none is read after the last one."""
+        return islice((case for case, is_selected in self.mark_cases(cases) if is_selected), self.limit)
+
+    def mark_cases(self, cases: Iterable[Case]) -> Iterator[tuple[Case, bool]]:
+        """Every case, and whether it is selected."""
         remaining = self.limit
         for case in cases:
-            if self.matches_where(case) and (self.max_hash is None or self.hash_of(case) <= self.max_hash):
-                yield case
-                remaining = None if remaining is None else remaining - 1
-                if remaining == 0:
-                    return
+            is_selected = (
+                remaining != 0
+                and self.matches_where(case)
+                and (self.max_hash is None or self.hash_of(case) <= self.max_hash)
+            )
+            if is_selected and remaining is not None:
+                remaining -= 1
+            yield case, is_selected
 
     def matches_where(self, case: Case) -> bool:
         """Whether each field of ``where`` equals one of its values, or is a list that contains one of them, and ``ids``
@@ -62,9 +70,9 @@ ALL_CASES: Final = CaseSelection(where={})
 class HashSampler:
     """Draws a sample in one pass over the rows; it holds one number for each row of the sample."""
 
-    def __init__(self, spec: DatasetSpec) -> None:
-        self.selection = selection_of(spec)
-        self._sample_size = spec.sample
+    def __init__(self, selection: CaseSelection, sample_size: int | None) -> None:
+        self.selection = selection
+        self._sample_size = sample_size
         self._smallest_hashes: list[int] = []
         self.matching_count = 0
 

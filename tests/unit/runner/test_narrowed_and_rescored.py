@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from quintain.contracts.invoke import InvokeRequest
-from quintain.errors import ConfigError
-from quintain.graders import Case
+from quintain.errors import ConfigError, ProviderFailed
 from quintain_runner.plan.changes import RerunPolicy
-from quintain_runner.plan.trials import TrialSelection
+from quintain_runner.plan.dataset import open_dataset, read_cases
+from quintain_runner.plan.trial_selection import CaseOptions, select_trials
 from quintain_runner.report.run_file import open_run
 from quintain_runner.report.run_report import read_report
 from quintain_runner.report.summary import RunSummary
@@ -39,11 +41,11 @@ def counted(judged: EvaluationFolder) -> list[Row]:
     return list(read_report(judged.output).rows())
 
 
-FIRST_CASE = {"limit": 1}
+FIRST_CASE = {"cases": CaseOptions(limit=1)}
 
 
 async def test_a_narrowed_command_asks_its_part_and_the_totals_stay_those_of_the_run(judged: EvaluationFolder) -> None:
-    summary = await judged.run(case_ids=("case-2", "case-3"), limit=1)
+    summary = await judged.run(cases=CaseOptions(ids=("case-2", "case-3"), limit=1))
     assert (judged.called(*TARGETS), [row.case_id for row in judged.rows()]) == ((1, 1), ["case-2"])
     assert (summary.total.trials, summary.total.graded, summary.total.waiting) == (4, 1, 3)
     summary = await judged.run()
@@ -51,8 +53,74 @@ async def test_a_narrowed_command_asks_its_part_and_the_totals_stay_those_of_the
     summary = await judged.run(**FIRST_CASE)
     assert (judged.called(*TARGETS), summary.total.trials, summary.total.graded) == ((0, 0), 4, 4)
     assert [judged.record["totals"][name] for name in ("trials", "graded")] == [4, 4]
-    unknown = TrialSelection(case_ids=frozenset({"a", "b", "c"})).unknown_case_ids([Case(id="b", question="q")])
-    assert unknown == ["a", "c"]
+
+
+def select(tmp_path: Path, **options: Any) -> tuple[list[str], dict[str, int]]:
+    """The ids of the selected cases of eight, four of them in law, and how many each option leaves out."""
+    rows = [{**case, "topic": ("law", "tax")[index % 2], "level": index} for index, case in enumerate(cases(8))]
+    evaluation = load_evaluation(write_evaluation(tmp_path, rows, [EXACT]))
+    dataset = open_dataset(evaluation, tmp_path, {})
+    selected = select_trials(CaseOptions(**options), dataset, (), tmp_path / "out")
+    with closing(read_cases(dataset.source)) as read:
+        marked = [case.id for case, is_selected in selected.cases.mark_cases(read) if is_selected]
+    assert selected.case_count in (None, len(marked))
+    return marked, dict(selected.left_out)
+
+
+def test_each_option_that_selects_cases_counts_those_that_it_leaves_out(tmp_path: Path) -> None:
+    law = ["case-0", "case-2", "case-4", "case-6"]
+    assert select(tmp_path) == (law[:1] + [f"case-{number}" for number in range(1, 8)], {})
+    assert select(tmp_path, where=("topic=law",)) == (law, {"--where": 4})
+    assert select(tmp_path, where=("level=2", "level=3"), ids=("case-3", "case-4"))[0] == ["case-3"]
+    assert select(tmp_path, where=("topic=law",), limit=1) == (law[:1], {"--where": 4, "--limit": 3})
+    sample, left_out = select(tmp_path, where=("topic=law",), sample=2, seed=7)
+    assert (len(set(sample) & set(law)), left_out) == (2, {"--where": 4, "--sample": 2})
+    assert any(select(tmp_path, where=("topic=law",), sample=2, seed=seed)[0] != sample for seed in range(20))
+    assert select(tmp_path, where=("topic=law",), sample=2, seed=7, limit=1)[0] == sample[:1]
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"where": ("topik=law",)}, "--where topik=law: .*'topik'; did you mean 'topic'"),
+        ({"where": ("topic=lav",)}, "--where topic=lav: .*; did you mean 'law'"),
+        ({"where": ("level=9",)}, "--where level=9: "),
+        ({"where": ("topic",)}, "--where topic: .*FIELD=VALUE"),
+        ({"where": ("topic=law",), "ids": ("case-1",)}, "no case"),
+        ({"ids": ("case-1", "case-22")}, "--case 'case-22'; did you mean 'case-2'"),
+        ({"failing": True}, "--failing: .*--of"),
+        ({"of": Path("other")}, "--of.*--failing"),
+        ({"seed": 7}, "--seed: .*--sample"),
+    ],
+)
+def test_options_that_select_no_case_are_refused_with_the_nearest(
+    tmp_path: Path, options: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        select(tmp_path, **options)
+
+
+async def test_failing_selects_the_cases_of_failed_rows_and_errors_of_a_run(judged: EvaluationFolder) -> None:
+    async def answer(request: InvokeRequest) -> str:
+        if request.question == "q1":
+            raise ProviderFailed("broken")
+        return "wrong" if request.question == "q2" else await judged_echo(request)
+
+    judged.client.answer = answer
+    await judged.run()
+    judged.client.fingerprints["bot"] = "another"
+    summary = await judged.run(cases=CaseOptions(failing=True))
+    assert [request.question for request in judged.asked if request.target == "bot"] == ["q1", "q2"]
+    assert (judged.plan.not_selected, summary.total.waiting) == (2, 2)
+    assert judged.record["history"][-1]["selection"] == {"failing": True, "leftOut": {"--failing": 2}}
+    first, judged.path = judged.output, judged.path / "again"
+    judged.path.mkdir()
+    (judged.path / "prompt.md").write_text("Reasoned: is it right?")
+    write_evaluation(judged.path, cases(4), [EXACT, JUDGED])
+    await judged.run(cases=CaseOptions(failing=True, of=first))
+    assert [row.case_id for row in judged.rows()] == ["case-1", "case-2"]
+    with pytest.raises(ConfigError, match="no row"):
+        judged.settings(cases=CaseOptions(failing=True), targets=("other",))
 
 
 async def test_rows_that_changed_and_are_not_selected_are_in_no_table(judged: EvaluationFolder) -> None:
