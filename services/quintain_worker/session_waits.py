@@ -137,8 +137,8 @@ class CallPlace:
         self._delivery, self._slots, self._waits = delivery, slots, waits
         self._has_slot = self._is_waiting = self._is_beyond_share = False
         #: Whether nobody has begun with the call, so that it may be moved.
-        self._is_new = may_be_moved(delivery)
-        self._may_be_returned = delivery.exchange != CONVERSATION.name and not is_begun(delivery)
+        self._is_new = waits is not None and may_be_moved(delivery)
+        self._may_be_returned = waits is not None and delivery.exchange != CONVERSATION.name and not is_begun(delivery)
 
     def try_acquire(self) -> bool:
         """Take a slot, if one is free."""
@@ -179,9 +179,11 @@ class CallPlace:
 
     def end_waiting(self) -> None:
         """Count out the call, if it waits: it was decided."""
+        if self._waits is None:
+            return
         self._is_new = self._may_be_returned = False
         self._slots.end_hold(self)
-        if self._waits is not None and self._is_waiting:
+        if self._is_waiting:
             self._is_waiting = False
             self._waits.end(session_of(self._delivery))
 
