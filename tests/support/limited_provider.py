@@ -1,17 +1,14 @@
 """A model provider on a loopback socket that enforces limits as OpenAI and Anthropic do, and counts what it answered.
 
-`python -m support.limited_provider PORT '{"kind": "bucket", "per_minute": 60}'` serves it as a process of its own;
-`GET /counts` tells what it answered in each second, `POST /settings` changes its settings while it runs.
+Its settings may be replaced while it runs.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-import sys
 import time
 from collections import Counter, deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from aiohttp import web
@@ -159,27 +156,7 @@ class LimitedProvider:
         """Return its HTTP server."""
         app = web.Application()
         app.router.add_post("/v1/chat/completions", self.complete)
-        app.router.add_get("/counts", self.counts)
-        app.router.add_post("/settings", self.change)
         return app
-
-    async def change(self, request: web.Request) -> web.Response:
-        """Change settings while it runs; the limit begins anew only where it changes."""
-        changed = replace(self.settings, **await request.json())
-        if (changed.kind, changed.per_minute, changed.burst) != (
-            self.settings.kind,
-            self.settings.per_minute,
-            self.settings.burst,
-        ):
-            self._limit = request_limit(changed)
-        self.settings = changed
-        return web.json_response({})
-
-    async def counts(self, _: web.Request) -> web.Response:
-        """Return how many answers of each status there were in each second since it began."""
-        rows = [[second, status, count] for (second, status), count in sorted(self.answered.items())]
-        busy = sorted(self.busy.items())
-        return web.json_response({"answered": rows, "busy": busy, "seconds": time.monotonic() - self._began})
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
         """Answer a request for a completion, or refuse it."""
@@ -240,16 +217,3 @@ class LimitedProvider:
     def _count(self, response: web.Response) -> web.Response:
         self.answered[int(time.monotonic() - self._began), response.status] += 1
         return response
-
-
-async def main(port: int, settings: ProviderSettings) -> None:
-    """Serve it until the process ends."""
-    runner = web.AppRunner(LimitedProvider(settings).app(), access_log=None)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", port).start()
-    print("ready", flush=True)
-    await asyncio.Event().wait()
-
-
-if __name__ == "__main__":
-    asyncio.run(main(int(sys.argv[1]), ProviderSettings(**json.loads(sys.argv[2]))))
