@@ -61,7 +61,7 @@ def clear(file: FileOption = None, as_json: AsJson = False) -> None:
 
 def _delete(file: Path | None, before: float | None, *, as_json: bool) -> None:
     with _opened(file, as_json=as_json) as store:
-        deleted = store.prune(before=time.time() + 1 if before is None else before)
+        deleted = store.prune(before=1000 * (time.time() + 1 if before is None else before))
         size = store.bytes
     if as_json:
         print_json({"file": str(store.path), "bytes": size, "deleted": deleted})
@@ -78,5 +78,5 @@ def _opened(file: Path | None, *, as_json: bool) -> Iterator[AnswerStore]:
         exit_with_error(error, as_json=as_json)
 
 
-def _date(seconds: int) -> str:
-    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M}"
+def _date(milliseconds: int) -> str:
+    return f"{datetime.fromtimestamp(milliseconds / 1000, UTC):%Y-%m-%d %H:%M}"

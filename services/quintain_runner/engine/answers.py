@@ -30,13 +30,19 @@ _WRITES_PER_PRUNING: Final = 100
 _CLOSE_SECONDS: Final = 10.0
 
 
+def _now_ms() -> int:
+    return int(time.time() * 1000)
+
+
 class CacheOfRun:
     """The cache as a run uses it: it is written by a thread, so that no run waits for it."""
 
     def __init__(self, setting: CacheSetting) -> None:
         self._reader = open_cache(setting.path)
         self._writer = open_cache(setting.path)
-        self._since = 0.0 if setting.max_age_seconds is None else time.time() - setting.max_age_seconds
+        # What this run itself was answered is asked again under the same request id, and counts once.
+        self._before = _now_ms()
+        self._since = 0 if setting.max_age_seconds is None else self._before - int(setting.max_age_seconds * 1000)
         self._queue: queue.SimpleQueue[StoredAnswer | str | None] = queue.SimpleQueue()
         #: Why nothing more is written.
         self.failure: str | None = None
@@ -45,7 +51,7 @@ class CacheOfRun:
 
     def find(self, address: str, times: int) -> StoredAnswer | None:
         """Return an answer that is young enough, and note that it is used. Raises `StoreUnusable`."""
-        if (found := self._reader.find(address, times, since=self._since)) is not None:
+        if (found := self._reader.find(address, times, since=self._since, before=self._before)) is not None:
             self._put(address)
         return found
 
@@ -143,7 +149,7 @@ class RunAnswers(Answers):
             request=asked.content,
             reply=verdict,
             is_whole=is_whole,
-            answered_at=int(time.time()),
+            answered_at=_now_ms(),
         )
         if self._own is not None:
             self._unwritten.append(stored)
@@ -206,7 +212,7 @@ class RunAnswers(Answers):
             request=asked.request.to_wire(),
             reply=reply,
             is_whole=is_whole,
-            answered_at=int(time.time()),
+            answered_at=_now_ms(),
         )
 
     def write(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from quintain.contracts.invoke import (
@@ -24,7 +24,7 @@ from quintain.contracts.invoke import (
 from quintain.errors import BudgetExhausted
 from quintain.graders import Case
 from quintain_runner.files import InvalidJson, extract_fenced_json, read_json
-from quintain_runner.graders.answers import NumberedRequest
+from quintain_runner.graders.answers import NumberedRequest, Saved
 from quintain_runner.graders.base import GradingContext, GradingResult, PlannedCalls
 from quintain_runner.graders.calls import GraderCall, call_target
 from quintain_runner.graders.judge_request import reply_beginning
@@ -128,7 +128,10 @@ class PairwiseGraderRunner:
         """
         del result
         questions = list(self._questions(trial, context))
-        asking = [self._ask(trial, question, context) for question in questions]
+        # What the other row of a pair counts is counted there, also where the cache has it.
+        counted_by_other = context if self.spec.other_run is not None else replace(context, saved=Saved())
+        contexts = (counted_by_other if place % 2 else context for place in range(len(questions)))
+        asking = [self._ask(trial, *each) for each in zip(questions, contexts, strict=True)]
         # All are waited for, so that no call goes on when the trial has ended.
         ended = await asyncio.gather(*asking, return_exceptions=True)
         for one in ended:

@@ -6,6 +6,7 @@ A run has one beside its rows, and all runs of a machine may share one as a cach
 from __future__ import annotations
 
 import contextlib
+import math
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator
@@ -54,7 +55,7 @@ class StoreUnusable(ConfigError):
 class StoredAnswer(NamedTuple):
     """One asking: the request, and the result or, where ``is_whole`` is false, the fault that it ended with.
 
-    ``number`` tells equal requests of a run from each other. ``answered_at`` is in seconds since the epoch.
+    ``number`` tells equal requests of a run from each other. ``answered_at`` is in milliseconds since the epoch.
     """
 
     address: str
@@ -138,12 +139,13 @@ class AnswerStore:
             else:
                 return
 
-    def find(self, address: str, asking: int = 0, *, since: float = 0) -> StoredAnswer | None:
-        """Return the last whole answer of an address, of this asking or a later one, that was given ``since`` then."""
+    def find(self, address: str, asking: int = 0, *, since: float = 0, before: float = math.inf) -> StoredAnswer | None:
+        """Return the last whole answer of an address, of this asking or a later one, that was given between these
+        times, in milliseconds since the epoch."""
         rows = self._read(
             f"SELECT {_COLUMNS} FROM answers WHERE address = ? AND asking >= ? AND is_whole AND answered_at >= ? "
-            "ORDER BY asking DESC LIMIT 1",
-            (address, asking, since),
+            "AND answered_at < ? ORDER BY asking DESC LIMIT 1",
+            (address, asking, since, before),
         )
         return next(map(_stored, rows), None)
 
@@ -204,8 +206,9 @@ class AnswerStore:
             return pages * self._number("PRAGMA page_size")
 
     def prune(self, *, before: float | None = None, max_bytes: int | None = None) -> int:
-        """Delete what was answered ``before`` then, and the least recently used until the rest has at most
-        ``max_bytes``; return how many answers went."""
+        """Delete what was answered before a time, in milliseconds since the epoch, and the least recently used, until
+        the rest has at most ``max_bytes``; return how many answers went.
+        """
         deleted = 0
         if before is not None:
             deleted += self._delete("answered_at < ?", int(before))

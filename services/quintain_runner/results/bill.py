@@ -209,7 +209,8 @@ def cost_line(bill: Bill | None) -> str | None:
             roles.append(f"graders {cost_text(bill.roles[CallRole.JUDGE].cost)} ({graders})")
         parts.append(", ".join(roles))
     wrong = "".join(f"; the bound of {name} was wrong by {dollars(usd)}" for name, usd in bill.wrong_bounds.items())
-    return f"cost {bill.text}: {'; '.join(parts)}{_cache_note(bill)}{wrong}"
+    told = "; ".join(filter(None, parts))
+    return f"cost {bill.text}{': ' if told else ''}{told}{_cache_note(bill)}{wrong}"
 
 
 def _cache_note(bill: Bill) -> str:

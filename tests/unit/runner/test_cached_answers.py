@@ -114,10 +114,23 @@ async def test_equal_requests_have_answers_of_their_own_and_names_decide_nothing
 
 async def test_targets_that_are_configured_alike_have_answers_of_their_own(scene: Scene) -> None:
     scene.fingerprints["twin"] = "fingerprint-of-bot"
+    told = []
     for asked in ((1, 1, 2), (0, 0, 0)):
         folder = await scene.run([case("a")], {"bot": MODEL, "twin": MODEL})
         assert folder.called("bot", "twin", "judge") == asked
-        assert {row.target: row.output for row in folder.rows()} == {"bot": "answer 0", "twin": "answer 1"}
+        told.append({row.target: row.output for row in folder.rows()})
+    assert told[0] == told[1]
+    assert told[0]["bot"] != told[0]["twin"]
+
+
+async def test_a_comparison_is_counted_once_although_two_rows_have_it(scene: Scene) -> None:
+    scene.verdict = '{"better": "first", "reason": "r"}'
+    arena: Json = {"name": "arena", "builtin": "pairwise", "against": "all", "judge_target": "judge"}
+    for cached in (0, 2 + 2):
+        configured = {"bot": MODEL, "other": MODEL}
+        folder = await scene.run([case("a")], configured, spec={"graders": [arena, EXACT]})
+        assert scene.summary.total.cached == cached
+        assert sum(folder.called("bot", "other", "judge")) == 4 - cached
 
 
 async def test_another_target_and_another_question_are_asked(scene: Scene) -> None:
