@@ -26,6 +26,7 @@ from quintain.runtime.concurrency import Batcher, cancel_and_wait
 from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain_metadata.cancellations import CancellationSender
 from quintain_metadata.ledger import leases
+from quintain_metadata.ledger.targets import RunningCounts
 from quintain_metadata.store.base import LeaseExpiry, Ledger, Moment, SqlProgram
 
 log = logging.getLogger(__name__)
@@ -90,9 +91,10 @@ class HeartbeatConsumer:
         timings: Timings,
         own_queue: OwnQueue,
         cancellation_sender: CancellationSender,
+        running: RunningCounts,
     ) -> None:
         self._bus, self._ledger, self._timings = bus, ledger, timings
-        self._own_queue, self._cancellation_sender = own_queue, cancellation_sender
+        self._own_queue, self._cancellation_sender, self._running = own_queue, cancellation_sender, running
         self._guard = LeaseGuard(ledger.lease_expiry, timings)
         self._order = asyncio.Lock()
         self._batches: Batcher[_Unprocessed] = Batcher(self._process)
@@ -165,7 +167,7 @@ class HeartbeatConsumer:
     async def _renew(self, heartbeats: Sequence[tuple[Heartbeat, str]]) -> Sequence[LeaseRenewed | Fault]:
         try:
             renewed = await self._ledger.transact(
-                lambda moment: leases.renew_leases(moment.now, heartbeats, self._timings.lease_ms)
+                lambda moment: leases.renew_leases(moment.now, heartbeats, self._timings.lease_ms, self._running)
             )
         except BudgetUnavailable as unavailable:
             self._guard.on_missed()

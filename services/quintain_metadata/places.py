@@ -8,6 +8,7 @@ any clock that rises.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
@@ -70,6 +71,8 @@ class Places:
         self.targets: dict[str, TargetPlaces] = {}
         self.running: dict[str, RunningAttempt] = {}
         self.holders: dict[CallKey, str] = {}
+        #: How many calls of a target run at a worker.
+        self.at_workers = Counter[tuple[str, str]]()
         #: The groups in which calls may be able to start, and the quotas of which something was learned that is not
         #: saved.
         self.changed: dict[TargetGroup, None] = {}
@@ -184,7 +187,7 @@ class Places:
         former = self.holders.get(running.call)
         if former is not None:
             self.end(now, former, UNKNOWN)
-        target.in_flight += 1
+        self._count(target, running, 1)
         if target.group.name is not None:
             self.unsaved.add(target.group.name)
         self.running[running.attempt_id] = running
@@ -202,12 +205,19 @@ class Places:
 
     def _release(self, now: float, running: RunningAttempt, report: TryReport) -> None:
         target = self.targets[running.target]
-        target.in_flight -= 1
+        self._count(target, running, -1)
         if running.quota is not None and running.grant is not None:
             running.quota.end(now, running.grant, report)
             if target.group.name is not None:
                 self.unsaved.add(target.group.name)
         self.changed[target.group] = None
+
+    def _count(self, target: TargetPlaces, running: RunningAttempt, change: int) -> None:
+        target.in_flight += change
+        key = running.target, running.incarnation
+        self.at_workers[key] += change
+        if not self.at_workers[key]:
+            del self.at_workers[key]
 
     def set_live(self, now: float, live: Collection[str]) -> list[CallKey]:
         """Free the places of workers that are gone, and take those of workers that are back.
@@ -220,7 +230,7 @@ class Places:
                 continue
             if running.is_lost:
                 running.is_lost = False
-                self.targets[running.target].in_flight += 1
+                self._count(self.targets[running.target], running, 1)
                 if running.quota is not None:
                     running.grant = running.quota.resume(now, running.target)
             else:

@@ -97,7 +97,9 @@ class MetadataService:
         self._cancellation_sender = self._request_handler.cancellation_sender
         self._admits = AdmitConsumer(bus, self._ledger, self._admission_queue)
         self._settles = SettleConsumer(self._admission_queue, self._metrics, timings)
-        self._heartbeats = HeartbeatConsumer(bus, self._ledger, timings, self._own_queue, self._cancellation_sender)
+        self._running = quotas.line.places.at_workers
+        senders = self._own_queue, self._cancellation_sender
+        self._heartbeats = HeartbeatConsumer(bus, self._ledger, timings, *senders, self._running)
         self._consumers: dict[str, Consumer] = {}
         self._start_window_seconds = start_window_seconds
         self._router: Router | None = None
@@ -224,7 +226,7 @@ class MetadataService:
         for target in registration.targets:
             await self._bus.declare(target_topology(target.name))
         renewed = await self._ledger.transact(
-            lambda moment: leases.register_worker(moment.now, registration, self._timings.lease_ms, user)
+            lambda moment: leases.register_worker(moment.now, registration, self._timings.lease_ms, user, self._running)
         )
         self._cancellation_sender.note_renewed(registration.incarnation, delivery)
         await self._admission_queue.refresh()

@@ -473,7 +473,8 @@ class LedgerModelMachine(RuleBasedStateMachine):
     @rule(worker=st.sampled_from(WORKERS))
     def renew(self, worker: str) -> None:
         beat = Heartbeat(worker_id=worker, incarnation=worker)
-        renewed = self.transact(lambda moment: leases.renew_lease(moment.now, beat))
+        of_users = [(beat, leases.DEFAULT_USER)]
+        (renewed,) = self.transact(lambda moment: leases.renew_leases(moment.now, of_users, LEASE_MS))
         assert isinstance(renewed, LeaseRenewed)
         names = {opened.session_id: name for name, opened in self.opened.items()}
         told = {(names[call.session_id], call.request_id) for call in renewed.taken_back or ()}

@@ -114,8 +114,7 @@ async def group_slots(driver: Driver) -> dict[str, int]:
 async def other_slots(driver: Driver, *workers: str) -> list[dict[str, int] | None]:
     """What the answers to heartbeats of these workers, which are read together, say."""
     heartbeats = [(Heartbeat(worker_id=worker, incarnation=worker), leases.DEFAULT_USER) for worker in workers]
-    renewed = await driver.at_now(leases.renew_leases, heartbeats, LEASE_MS)
-    return [answer.other_slots for answer in renewed]
+    return [answer.other_slots for answer in await driver.renew_all(*heartbeats)]
 
 
 async def test_a_group_has_as_many_calls_as_the_live_worker_with_the_fewest_slots_takes(driver: Driver) -> None:

@@ -25,6 +25,7 @@ from quintain.contracts.ledger import (
 )
 from quintain.contracts.session import AmendSession, Info, OpenSession, SessionOpened
 from quintain.errors import BudgetUnavailable, Fault, ProviderFailed
+from quintain.timings import DEFAULT_TIMINGS
 from quintain_metadata.ledger import audit, calls, leases, sessions, targets
 from quintain_metadata.ledger.calls import CallOperation, CancelResult
 from quintain_metadata.ledger.decisions import AdmitOperation, Deferred
@@ -133,7 +134,13 @@ class Driver:
         self, incarnation: str = "w1", *, worker_id: str = "", user: str = leases.DEFAULT_USER, **fields: object
     ) -> LeaseRenewed:
         beat = {"worker_id": worker_id or incarnation, "incarnation": incarnation, **fields}
-        return await self.at_now(leases.renew_lease, Heartbeat.model_validate(beat), user=user)
+        return (await self.renew_all((Heartbeat.model_validate(beat), user)))[0]
+
+    async def renew_all(self, *of_users: tuple[Heartbeat, str]) -> list[LeaseRenewed]:
+        """Read these heartbeats together."""
+        rows = await self.transact(lambda _: execute("SELECT target, incarnation, running FROM running_calls"))
+        running = {(row[0], row[1]): row[2] for row in rows}
+        return await self.at_now(leases.renew_leases, of_users, DEFAULT_TIMINGS.lease_ms, running)
 
     async def lose_worker(self, follower: str = "w2") -> None:
         """All leases lapse, and another worker registers."""
@@ -143,7 +150,8 @@ class Driver:
     async def expire_lease(self, incarnation: str) -> None:
         """This worker's lease lapsed a minute ago."""
         heartbeat = Heartbeat(worker_id=incarnation, incarnation=incarnation)
-        await self.transact(lambda moment: leases.renew_lease(moment.now - 60_000, heartbeat))
+        of_users = [(heartbeat, leases.DEFAULT_USER)]
+        await self.transact(lambda moment: leases.renew_leases(moment.now - 60_000, of_users, DEFAULT_TIMINGS.lease_ms))
 
     async def pause(self, target: str, milliseconds: int) -> int | None:
         return await self.at_now(targets.extend_pause, target, milliseconds)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Sequence
+from types import MappingProxyType
 
 from quintain.contracts.fleet import SetUser, UserRights
 from quintain.contracts.ledger import CallKey, DrainState, Heartbeat, LeaseRenewed, Register
@@ -12,7 +13,7 @@ from quintain.contracts.session import RegisteredWorker, WorkerList
 from quintain.contracts.values import shorten
 from quintain.errors import BadRequest, ForbiddenTarget, Unauthorized
 from quintain.timings import DEFAULT_TIMINGS
-from quintain_metadata.ledger.targets import free_slots_of_others, record_served_targets
+from quintain_metadata.ledger.targets import RunningCounts, free_slots_of_others, record_served_targets
 from quintain_metadata.store.base import ForEach, Lookup, SqlProgram, execute
 
 #: The rank of each drain state in the ledger: a late message never lowers it.
@@ -20,6 +21,9 @@ DRAIN_RANKS = {drain: rank for rank, drain in enumerate(DrainState)}
 
 _DRAINS_BY_RANK = tuple(DrainState)
 
+
+#: Where nobody counts the calls that run.
+NONE_RUNNING: RunningCounts = MappingProxyType({})
 
 #: The user of connections that name none.
 DEFAULT_USER = "guest"
@@ -96,7 +100,11 @@ MAX_CANCELLED_PER_HEARTBEAT = 500
 
 
 def register_worker(
-    now: int, registration: Register, lease_ms: int = DEFAULT_TIMINGS.lease_ms, user: str = DEFAULT_USER
+    now: int,
+    registration: Register,
+    lease_ms: int = DEFAULT_TIMINGS.lease_ms,
+    user: str = DEFAULT_USER,
+    running: RunningCounts = NONE_RUNNING,
 ) -> SqlProgram[LeaseRenewed]:
     """Register a worker of a user of the broker, and its targets, with a lease of ``lease_ms`` milliseconds.
 
@@ -130,18 +138,13 @@ def register_worker(
     heartbeat = Heartbeat(
         worker_id=registration.worker_id, incarnation=registration.incarnation, drain=registration.drain
     )
-    return (yield from renew_lease(now, heartbeat, lease_ms, user))
+    return (yield from renew_leases(now, [(heartbeat, user)], lease_ms, running))[0]
 
 
-def renew_lease(
-    now: int, heartbeat: Heartbeat, lease_ms: int = DEFAULT_TIMINGS.lease_ms, user: str = DEFAULT_USER
-) -> SqlProgram[LeaseRenewed]:
-    """Renew one worker's lease, as `renew_leases` does."""
-    return (yield from renew_leases(now, [(heartbeat, user)], lease_ms))[0]
-
-
-def renew_leases(now: int, of_users: Sequence[tuple[Heartbeat, str]], lease_ms: int) -> SqlProgram[list[LeaseRenewed]]:
-    """Renew the leases of several workers, one heartbeat of each and its user.
+def renew_leases(
+    now: int, of_users: Sequence[tuple[Heartbeat, str]], lease_ms: int, running: RunningCounts = NONE_RUNNING
+) -> SqlProgram[list[LeaseRenewed]]:
+    """Renew the leases of several workers, one heartbeat of each and its user; ``running`` are the calls that run.
 
     Each answer lists the cancelled calls that this worker runs, and whether it must drain.
     ``known`` is false for a worker that the ledger does not know, which then registers again. Raises `ForbiddenTarget`
@@ -162,7 +165,7 @@ def renew_leases(now: int, of_users: Sequence[tuple[Heartbeat, str]], lease_ms: 
     rows = yield Lookup("SELECT key1, drain FROM wanted JOIN worker ON worker.incarnation = wanted.key1", keys)
     drains = {row[0]: drain_from_rank(row[1]) for row in rows}
     cancelled = yield from _cancelled_calls(keys)
-    other_slots = yield from free_slots_of_others(now, (key[0] for key in keys))
+    other_slots = yield from free_slots_of_others(now, [key[0] for key in keys], running)
     return [
         LeaseRenewed(
             now=now,

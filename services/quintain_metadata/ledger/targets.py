@@ -214,40 +214,38 @@ def one_question_targets(among: Collection[str]) -> SqlProgram[list[str]]:
     return [row[0] for row in rows if row[0] in among]
 
 
-#: The workers that serve each target, and the free slots of one of them; parameters: now, now, `DRAINING_RANK`.
-_FREE_SLOTS = (
-    "CASE WHEN lease_until > ? AND paused_until <= ? AND drain < ? AND group_slots > coalesce(running, 0)"
-    " THEN group_slots - coalesce(running, 0) ELSE 0 END"
-)
-_SERVING_WORKERS = (
-    "served_target JOIN worker ON worker.incarnation = served_target.incarnation"
-    " JOIN target ON target.name = served_target.target LEFT JOIN running_calls"
-    " ON running_calls.target = served_target.target AND running_calls.incarnation = served_target.incarnation"
-)
+#: How many calls of a target run at a worker, by target and worker.
+RunningCounts = Mapping[tuple[str, str], int]
 
 
-def free_slots_of_others(now: int, incarnations: Iterable[str]) -> SqlProgram[dict[str, dict[str, int]]]:
+def free_slots_of_others(
+    now: int, incarnations: Sequence[str], running: RunningCounts
+) -> SqlProgram[dict[str, dict[str, int]]]:
     """Return, for each of these workers, the free slots of its targets in other live workers, where there are any.
 
     They are no more than the target's own limit has room for.
     """
     rows = yield Lookup(
-        f", own AS (SELECT served_target.incarnation, served_target.target, {_FREE_SLOTS} AS slots"
-        f" FROM {_SERVING_WORKERS} WHERE served_target.incarnation IN (SELECT key1 FROM wanted)),"
-        f" total AS (SELECT served_target.target, sum({_FREE_SLOTS}) AS slots, max(max_concurrency)"
-        " - (SELECT coalesce(sum(running), 0) FROM running_calls JOIN worker USING (incarnation)"
-        f" WHERE target = served_target.target AND lease_until > ?) AS room FROM {_SERVING_WORKERS}"
-        " WHERE served_target.target IN (SELECT target FROM own) GROUP BY served_target.target)"
-        " SELECT incarnation, own.target, total.slots - own.slots, room"
-        " FROM own JOIN total ON total.target = own.target",
+        ", own AS (SELECT DISTINCT target FROM served_target WHERE incarnation IN (SELECT key1 FROM wanted))"
+        " SELECT served_target.target, served_target.incarnation, group_slots, max_concurrency, drain < ? AND"
+        " paused_until <= ? FROM own JOIN served_target USING (target) JOIN worker USING (incarnation)"
+        " JOIN target ON target.name = served_target.target WHERE lease_until > ?",
         [(incarnation,) for incarnation in incarnations],
-        (now, now, DRAINING_RANK, now, now, DRAINING_RANK, now),
+        (DRAINING_RANK, now, now),
     )
-    slots: dict[str, dict[str, int]] = {}
-    for incarnation, target, others, room in rows:
-        if (count := min(int(others), int(room))) > 0:
-            slots.setdefault(incarnation, {})[target] = count
-    return slots
+    free, limits = dict[str, dict[str, int]](), dict[str, int]()
+    for target, incarnation, slots, limit, takes_calls in rows:
+        left = max(0, int(slots) - running.get((target, incarnation), 0))
+        free.setdefault(target, {})[incarnation] = left if takes_calls else 0
+        limits[target] = int(limit)
+    found: dict[str, dict[str, int]] = {}
+    for target, of_workers in free.items():
+        total = sum(of_workers.values())
+        room = limits[target] - sum(running.get((target, incarnation), 0) for incarnation in of_workers)
+        for incarnation in of_workers.keys() & {*incarnations}:
+            if (others := min(total - of_workers[incarnation], room)) > 0:
+                found.setdefault(incarnation, {})[target] = others
+    return found
 
 
 def live_served_targets(now: int) -> SqlProgram[dict[str, list[WorkerFingerprint]]]:

@@ -11,7 +11,7 @@ import pytest
 
 from quintain.bus.base import Bus, Delivery, Envelope
 from quintain.contracts.credentials import SessionToken
-from quintain.contracts.ledger import CallKey, Cancellation, ConversationKey, Heartbeat, LeaseRenewed
+from quintain.contracts.ledger import CallKey, Cancellation, ConversationKey, Heartbeat
 from quintain.contracts.session import SessionOpened
 from quintain.errors import BadRequest, BrokerUnavailable, BudgetUnavailable
 from quintain.timings import DEFAULT_TIMINGS
@@ -21,7 +21,7 @@ from quintain_metadata.admission import AdmissionQueue
 from quintain_metadata.cancellations import CancellationSender
 from quintain_metadata.fleet import FleetStatus
 from quintain_metadata.handlers import MetadataRequestHandler
-from quintain_metadata.ledger import calls, leases, sessions
+from quintain_metadata.ledger import calls, sessions
 from quintain_metadata.store.base import Moment
 from support.ledger_driver import Driver, admit_request, memory_ledger_driver
 from support.metadata_service import Metadata, next_delivery
@@ -92,8 +92,7 @@ async def test_a_cancellation_that_no_worker_hears_is_no_error_and_comes_with_th
 ) -> None:
     await metadata.driver.ask(admit_request(session, "r1"))
     assert await cancel(metadata, session, "r1") == 1
-    beat = Heartbeat(worker_id="w1", incarnation="w1")
-    renewed: LeaseRenewed = await metadata.driver.ledger.transact(lambda moment: leases.renew_lease(moment.now, beat))
+    renewed = await metadata.driver.renew("w1")
     assert renewed.taken_back == [CallKey(session_id=session.session_id, request_id="r1")]
 
 

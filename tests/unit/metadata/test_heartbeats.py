@@ -38,7 +38,8 @@ async def metadata(request: pytest.FixtureRequest) -> AsyncIterator[Metadata]:
 async def end_lease_now(driver: Driver, incarnation: str) -> None:
     """The worker's lease ends in this millisecond."""
     heartbeat = Heartbeat(worker_id=incarnation, incarnation=incarnation)
-    await driver.ledger.transact(lambda moment: leases.renew_lease(moment.now, heartbeat, 1))
+    of_users = [(heartbeat, leases.DEFAULT_USER)]
+    await driver.ledger.transact(lambda moment: leases.renew_leases(moment.now, of_users, 1))
     await asyncio.sleep(0.005)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from hypothesis import given, settings
@@ -137,6 +138,8 @@ class Pair:
             ]
         assert {*self.line.waiting} == {call.name for call in self.model.waiting()}
         assert {*self.line.places.running} == {call.name for call in self.model.calls.values() if call.runs}
+        runs = [call for call in self.model.calls.values() if call.runs and not call.is_lost]
+        assert self.line.places.at_workers == Counter((call.target, call.worker) for call in runs)
         assert self.line.due_at() > now
 
 
