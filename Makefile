@@ -1,6 +1,6 @@
 # `make` alone lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check audit test faults soak limits flood fuzz browser docs screenshots pythons bench bench-check bench-peers bench-view clients lock dist clean
+.PHONY: help setup demo check audit test faults soak limits flood fuzz browser docs screenshots pythons bench bench-check bench-peers bench-runs bench-view clients lock dist clean
 
 bin := .venv/bin
 ready := .venv/.ready
@@ -64,6 +64,8 @@ bench-check: $(ready) ## three ratios of `make bench`, 1 min: fails if one is wo
 bench-peers: $(ready) ## measure other libraries and proxies beside Quintain, each in ~/.cache/quintain/clients
 	$(bin)/python benchmarks/targets.py
 	$(bin)/python benchmarks/peers.py $(ARGS)
+bench-runs: $(ready) ## measure `quintain run` beside Inspect and promptfoo, each in ~/.cache/quintain/clients
+	$(bin)/python benchmarks/runs.py $(ARGS)
 bench-view: $(ready) ## measure the pages: a million rows, 1,000 targets, a run with its page open, beside inspect view
 	$(bin)/python benchmarks/view.py $(ARGS)
 	$(bin)/python benchmarks/view_beside.py

@@ -1,8 +1,10 @@
-"""A server that speaks OpenAI's chat completions at once and at little cost: `/SIZE/v1` answers with so many bytes.
+"""A server that speaks OpenAI's chat completions at little cost: `/SIZE/v1` answers with so many bytes, and
+`/SIZE/DELAY/v1` whole after so many milliseconds.
 
     python benchmarks/provider_stub.py PORT [CERTIFICATE KEY]
 
-A stream has 50 chunks, 4 ms apart. The standard library alone is imported.
+It prints the time, by the clock of all processes, of each request that comes a second or more after the one before. A
+stream has 50 chunks, 4 ms apart. The standard library alone is imported.
 """
 
 from __future__ import annotations
@@ -13,8 +15,12 @@ import json
 import re
 import ssl
 import sys
+import time
 
 CHUNKS, APART_SECONDS = 50, 0.004
+
+#: After so many seconds without a request, the next one is the first of a run.
+SILENCE_SECONDS = 1.0
 USAGE = {"prompt_tokens": 7, "completion_tokens": 2, "total_tokens": 9}
 HEAD = {"id": "chatcmpl-1", "created": 1, "model": "stub"}
 
@@ -48,6 +54,8 @@ def pieces(size: int) -> list[bytes]:
 class Connection(asyncio.Protocol):
     """One connection; one request at a time."""
 
+    last_at = 0.0
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep where answers go."""
         assert isinstance(transport, asyncio.Transport)
@@ -57,14 +65,21 @@ class Connection(asyncio.Protocol):
         """Answer a request that is whole."""
         self._request += data
         head, _, body = self._request.partition(b"\r\n\r\n")
-        found = re.search(rb"(?i)^POST /(\d+)/v1/.*\r\ncontent-length: *(\d+)", head, re.DOTALL)
-        if found is None or len(body) < int(found[2]):
+        found = re.search(rb"(?i)^POST /(\d+)(?:/(\d+))?/v1/.*\r\ncontent-length: *(\d+)", head, re.DOTALL)
+        if found is None or len(body) < int(found[3]):
             return
         self._request.clear()
+        now, before = time.monotonic(), Connection.last_at
+        Connection.last_at = now
+        if now - before >= SILENCE_SECONDS:
+            print(f"first {now}", flush=True)
         if re.search(rb'"stream": ?true', body):
             self._send(pieces(int(found[1])), 0, asyncio.get_running_loop().time())
-        else:
+        elif found[2] is None:
             self._transport.write(whole(int(found[1])))
+        else:
+            loop = asyncio.get_running_loop()
+            loop.call_later(int(found[2]) / 1000, self._transport.write, whole(int(found[1])))
 
     def _send(self, parts: list[bytes], number: int, began: float) -> None:
         if self._transport.is_closing():

@@ -11,7 +11,7 @@ from quintain.settings import environment
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
-from support.client_tools import ClientTool, cache_folder
+from support.client_tools import TOOLS, ClientTool, cache_folder, search_path
 from support.servers.chooser import running_server
 from support.servers.errors import ServerUnavailable
 from support.servers.nodejs import find_node, npm_package
@@ -23,6 +23,7 @@ from support.servers.rabbitmq import RABBITMQ
 __all__ = [
     "POSTGRES",
     "RABBITMQ",
+    "TOOLS",
     "ClientTool",
     "ServerUnavailable",
     "cache_folder",
@@ -33,6 +34,7 @@ __all__ = [
     "npm_package",
     "run_sql",
     "running_server",
+    "search_path",
 ]
 
 

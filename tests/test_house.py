@@ -68,6 +68,7 @@ RUN_BY = {
     "make clients": "Makefile",
     ".venv/bin/pytest tests/conformance/hosts": "tests/clients/test_node_host.py",
     "make browser": "Makefile",
+    "make bench-runs": "Makefile",
     "make bench-view": "Makefile",
     "make screenshots": "Makefile",
     "python ~/quintain/examples/triage/stand_in.py": "tests/support/page_shell.py",

@@ -89,7 +89,7 @@ class CostGate:
 
     def add_row(self, row: Row) -> None:
         """Note how long an answer was, and what its target told of its steps."""
-        if row.output is None:
+        if not self.is_limited or row.output is None:
             return
         self._answer_bytes[row.target] = max(self._answer_bytes[row.target], len(row.output.encode()))
         self._steps_bytes[row.target] = max(self._steps_bytes.get(row.target, 0), _steps_bytes(row))
