@@ -14,7 +14,7 @@ from pydantic import JsonValue
 from quintain.contracts.invoke import ChatMessage, OutputMessage
 from quintain_runner.graders.judge_request import sent_request
 from quintain_runner.results.counts import has_cut_answer
-from quintain_runner.results.row import Check, GraderRow, JudgeUsed, Row, RowCase
+from quintain_runner.results.row import GraderRow, JudgeUsed, Row, RowCase
 from quintain_view.index_schema import Outcome, outcome_of
 from quintain_view.text import (
     ShownMessage,
@@ -44,16 +44,6 @@ _CURL = (
 
 
 @dataclass(frozen=True, slots=True)
-class ShownCheck:
-    """One check of a verdict."""
-
-    passed: bool
-    text: str
-    score: float | None
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
 class ShownCall:
     """A call of a target or of a grader: whether it was charged, and what else ``calls.jsonl`` has of it."""
 
@@ -78,21 +68,15 @@ class CaseOrigin:
 class ShownVerdict:
     """What one grader said of an answer; of a jury also what each judge said.
 
-    ``prompt`` makes what a judge was sent: nothing where that is not known. ``reply`` is None of what is no judge.
+    ``prompt`` makes what a judge was sent: nothing where that is not known.
     """
 
     name: str
     outcome: str
-    score: float | None
-    reason: ShownText | None
-    error: ShownText | None
-    checks: list[ShownCheck]
-    details: ShownText | None
+    grader: GraderRow
     called: list[ShownCall]
-    weight: float
     judge: str
     prompt: Callable[[], list[ShownMessage]]
-    reply: ShownText | None
     notes: list[str]
     votes: list[ShownVerdict]
 
@@ -101,23 +85,16 @@ class ShownVerdict:
 class ShownAnswer:
     """One trial of a case: its answer, and what graders said."""
 
-    column: str
-    repeat: int
+    row: Row
     outcome: str
-    score: float | None
-    text: ShownText | None
     messages: list[ShownMessage]
     difference: list[TextSpan]
     timeline: AnswerTimeline | None
     verdicts: list[ShownVerdict]
-    error: ShownText | None
     called: list[ShownCall]
     facts: list[tuple[str, str]]
-    stale: list[str]
-    content_omitted: bool
     ask_again: str
     raw_id: str
-    row: Row
 
     @property
     def curl(self) -> str | None:
@@ -170,8 +147,8 @@ def case_page(case_id: str, rows: Sequence[Row], origin: CaseOrigin, max_steps: 
     expected = None if case is None or case.expected is None else json_text(case.expected)
     answers = [_shown_answer(row, origin, max_steps) for row in rows]
     strip = {
-        column: [(number, one) for number, one in enumerate(answers) if one.column == column]
-        for column in dict.fromkeys(answer.column for answer in answers)
+        column: [(number, one) for number, one in enumerate(answers) if one.row.column == column]
+        for column in dict.fromkeys(answer.row.column for answer in answers)
     }
     return CasePage(
         case_id=one_line(case_id, MAX_ID_CHARACTERS),
@@ -192,8 +169,8 @@ def _same_answers(repeats: Iterable[tuple[int, ShownAnswer]]) -> Iterator[tuple[
     """The numbers of answers that say the same as an earlier repeat of their column, with its number."""
     first: dict[object, int] = {}
     for number, answer in repeats:
-        if answer.text is not None and not answer.messages and answer.timeline is None:
-            earlier = first.setdefault((answer.text, answer.error is None), number)
+        if answer.row.output is not None and not answer.messages and answer.timeline is None:
+            earlier = first.setdefault((answer.row.output, answer.row.error is None), number)
             if earlier != number:
                 yield number, earlier
 
@@ -208,23 +185,16 @@ def _ask_again(row: Row, origin: CaseOrigin) -> str:
 def _shown_answer(row: Row, origin: CaseOrigin, max_steps: int) -> ShownAnswer:
     messages = row.answer.messages if row.answer is not None else None
     return ShownAnswer(
-        column=row.column,
-        repeat=row.repeat,
+        row=row,
         outcome=OUTCOME_WORDS[outcome_of(row)],
-        score=row.score,
-        text=None if row.output is None else shown(row.output),
         messages=shown_messages((*_turn_messages(row), *(messages or ()))),
         difference=_difference(row),
         timeline=answer_timeline(row.answers, max_steps),
         verdicts=[_shown_verdict(name, grader, row, origin, name) for name, grader in row.graders.items()],
-        error=None if row.error is None else shown(f"{row.error.code}: {row.error.error}"),
         called=_target_calls(row, origin),
         facts=list(_facts(row)),
-        stale=row.stale or [],
-        content_omitted=row.content_omitted,
         ask_again=_ask_again(row, origin),
         raw_id=f"{row.column}#{row.repeat}",
-        row=row,
     )
 
 
@@ -309,16 +279,10 @@ def _shown_verdict(name: str, grader: GraderRow, row: Row, origin: CaseOrigin, r
     return ShownVerdict(
         name=name,
         outcome=outcome,
-        score=grader.score,
-        reason=None if grader.reason is None else shown(grader.reason),
-        error=None if grader.error is None else shown(grader.error),
-        checks=[_shown_check(check) for check in grader.checks],
-        details=None if grader.details is None else shown(json_text(grader.details)),
+        grader=grader,
         called=_calls_of(ids, words, origin) if grader.request_id or grader.session_id else [],
-        weight=grader.weight,
         judge=_judge_text(grader),
         prompt=partial(_shown_prompt, origin.judges.get(recorded), row, used),
-        reply=None if used is None or used.reply is None else shown(used.reply),
         notes=list(_judge_notes(grader, row.target)),
         votes=[_shown_verdict(judge, vote, row, origin, recorded) for judge, vote in grader.votes.items()]
         + [_shown_verdict(part, one, row, origin, part) for part, one in grader.parts.items()],
@@ -348,11 +312,6 @@ def _judge_notes(grader: GraderRow, target: str) -> Iterator[str]:
         yield f"The judge was not shown {count:,} characters of {section}."
     if grader.judge is not None and grader.judge.reply_cut:
         yield f"The row does not hold the last {grader.judge.reply_cut:,} characters of the judge's reply."
-
-
-def _shown_check(check: Check) -> ShownCheck:
-    notes = [text for text in (check.reason, check.evidence) if text]
-    return ShownCheck(check.passed, shown(check.text, 2_000).text, check.score, shown(" · ".join(notes), 4_000).text)
 
 
 def _curl(row: Row) -> str | None:

@@ -16,6 +16,7 @@ from quintain.web import SCRIPT_NAME, STYLE_NAME, static_file, template_environm
 from quintain_view.filters import OUTCOMES, SCOPES, STATE_WORDS
 from quintain_view.markdown import markdown_html
 from quintain_view.plots import BAR_AREA_HEIGHT, TREND_HEIGHT, WIDTH
+from quintain_view.text import json_text, shown
 
 
 class ServedLinks:
@@ -95,6 +96,8 @@ def render(template: str, **values: object) -> str:
 def _environment() -> jinja2.Environment:
     environment = template_environment("quintain_view")
     environment.filters["score"] = _score
+    environment.filters["shown"] = shown
+    environment.filters["json_text"] = json_text
     environment.filters["markdown"] = lambda text: markdown_html(visible(text))
     environment.globals.update(
         state_words=STATE_WORDS,

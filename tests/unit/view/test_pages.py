@@ -24,7 +24,6 @@ from quintain_view.html_report import write_html_report
 from quintain_view.index_writer import update_index
 from quintain_view.reading import read_case_page, read_run_page
 from quintain_view.text import shown, shown_message, shown_messages, word_difference
-from quintain_view.text import shown as shown_text
 from quintain_view.timeline import AnswerTimeline
 from support.evaluations import EXACT, EvaluationFolder, Json, cases, write_evaluation
 from support.fake_client import FakeClient
@@ -176,10 +175,9 @@ def test_the_difference_of_two_texts_is_by_words(expected: str, answer: str, kin
 
 def test_a_row_without_contents_one_in_error_and_one_with_endless_texts_have_pages() -> None:
     (answer,) = case_page("1", [graded_row("1", 0.0).without_content()], CaseOrigin("e", "f")).answers
-    assert (answer.content_omitted, answer.text, answer.curl) == (True, None, None)
+    assert (answer.row.content_omitted, answer.curl) == (True, None)
     (answer,) = case_page("1", [errored_row("1")], CaseOrigin("e", "runs/x")).answers
     assert "--output runs/x --" in answer.ask_again
-    assert answer.error is not None
     assert len(case_page("x" * 50_000, [graded_row("x", 1.0)], CaseOrigin()).case_id) == MAX_ID_CHARACTERS
     assert shown("x" * 5_000_000).cut == 5_000_000 - len(shown("x" * 5_000_000).text)
     assert visible("a\r\nb\tc\x00\ud800") == "a\nb\tc⟦U+0000⟧⟦U+D800⟧"
@@ -268,10 +266,10 @@ async def test_what_a_cases_own_judges_were_sent_is_shown_also_of_those_in_lists
     write_evaluation(tmp_path, rows, [EXACT, {**JURY, "name": "shared", "instructions": "Is it short?"}])
     await folder.run()
     update_index(folder.output)
-    replies = {shown_text(json.dumps({"pass": True, "criteria": one})) for one in ({}, {"kind": {"score": 1}})}
+    replies = {json.dumps({"pass": True, "criteria": one}) for one in ({}, {"kind": {"score": 1}})}
     for case_id, count in (("case-0", 6), ("case-1", 2)):
         page, _ = read_case_page(folder.output, case_id)
-        assert {verdict.reply for verdict in judgements(page.answers[0].verdicts)} <= replies
+        assert {verdict.grader.judge.reply for verdict in judgements(page.answers[0].verdicts)} <= replies
         shown = [verdict.prompt() for verdict in judgements(page.answers[0].verdicts)]
         sent = [one for one in client.requests if one.target != "bot" and one.eval_case_id == case_id]
         assert len(shown) == len(sent) == count
