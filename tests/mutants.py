@@ -36,7 +36,7 @@ CHECKOUT = Path(__file__).resolve().parents[1]
 SUBJECTS = {
     "auth": ("services/quintain_gateway/auth.py", "shared/quintain/contracts/credentials.py"),
     "ledger": ("services/quintain_metadata/ledger", "services/quintain_metadata/store"),
-    "governor": ("services/quintain_metadata/quotas",),
+    "line": tuple(f"services/quintain_metadata/{name}" for name in ("line.py", "places.py", "quotas")),
     "wire": ("shared/quintain/contracts",),
     "rows": ("services/quintain_runner/results",),
 }

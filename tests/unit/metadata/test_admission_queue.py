@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from quintain.contracts.ledger import Admission, AdmitBatch, AttemptOutcome
+from quintain.contracts.quota import RateReport, TryOutcome, TryReport
 from quintain.errors import BrokerUnavailable
 from quintain_metadata.admission import MAX_HELD_DUPLICATES, AdmissionQueue
 from quintain_metadata.store.base import execute
@@ -314,3 +315,34 @@ async def test_the_next_try_of_a_call_waits_for_its_time_and_for_no_sweep(desk: 
     assert desk.told("r1") == ["granted", "granted"]
     again = desk.answers[desk.attempt_of("r1")]
     assert (again.attempt, again.tries) == (1, 1)
+
+
+async def test_a_target_without_a_quota_is_left_alone_for_as_long_as_its_provider_asks(desk: QueueDriver) -> None:
+    await desk.admit("r1")
+    asked = TryReport(outcome=TryOutcome.THROTTLED, rates=RateReport(retry_after_seconds=30))
+    await desk.settle(desk.attempt_of("r1"), AttemptOutcome.RETRY, asked)
+    assert await desk.admit("r1", "r2") == ["waits", "waits"]
+    assert await desk.admit("r3", target="b") == ["granted"]
+    soon = await desk.driver.ledger.now() + 1_000
+    assert await desk.admit("r4", deadline=soon) == ["waits"]
+    desk.now += 20
+    while await desk.driver.ledger.now() <= soon:
+        await asyncio.sleep(0.01)
+    await desk.queue.ask_waiting()
+    fault = desk.answers[desk.attempt_of("r4")].fault
+    assert fault is not None
+    assert (fault.code, fault.charged) == ("throttled", False)
+    assert 0 < (fault.retry_after_ms or 0) < 10_000
+    desk.now += 10
+    await desk.queue.ask_waiting()
+    assert desk.told("r1", "r2") == ["granted", "granted", "granted"]
+
+
+async def test_sessions_share_the_places_of_a_target_without_a_quota(desk: QueueDriver) -> None:
+    await limit(desk)
+    other = await desk.driver.open_session(max_calls=10)
+    await desk.admit(*(f"early {number}" for number in range(6)))
+    await desk.admit(*(f"late {number}" for number in range(3)), session=other)
+    for _ in range(4):
+        await desk.settle(next(iter(desk.running)))
+    assert sum(name.startswith("late") for name in desk.order) == 2
