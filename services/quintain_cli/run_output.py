@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from quintain.config.secrets import redact_secrets
 from quintain.contracts.session import Info
 from quintain.errors import ConfigError
 from quintain.fleet.tables import format_count
@@ -47,6 +48,19 @@ from quintain_runner.untrusted import plain_line
 
 ConfigOption = Annotated[
     Path | None, typer.Option(help="Configuration file; default: quintain.yaml beside the evaluation file or above.")
+]
+ModelOption = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="A model in place of the target's; --set targets.NAME.model=… says of which."),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="A value in place of one of the evaluation or of the configuration, such as targets.gpt.temperature=0; "
+        "repeatable.",
+    ),
 ]
 ConcurrencyOption = Annotated[int, typer.Option(min=1, help="The number of concurrent trials per target.")]
 GradersOption = Annotated[int, typer.Option(min=1, help="The number of concurrent grader processes.")]
@@ -132,6 +146,8 @@ def _print_settings(run: RunSettings, location: str) -> None:
     print_stderr(escape_for_terminal(f"run      {evaluation.name}: {size_text} = {trials_text}, graders {names}"))
     if left_out := [f"{name} leaves out {count:,}" for name, count in run.selection.left_out.items()]:
         print_stderr(f"select   {run.cases:,} of {format_count(run.dataset.cases, 'case')}: {', '.join(left_out)}")
+    for option in run.overrides:
+        print_stderr(escape_for_terminal(f"set      {redact_secrets(option)}"))
     own = run.own_max_calls
     budget_text = "what the trials can need" if own is None else format_count(own, "call")
     print_stderr(f"budget   {budget_text}, graders included")
@@ -141,7 +157,7 @@ def _print_settings(run: RunSettings, location: str) -> None:
     print_stderr(f"results  {options.folder}")
     for warning in run.warnings:
         print_stderr(escape_for_terminal(f"warning  {warning}"))
-    if run.sessionless is None and (programs := unconfined_programs(evaluation)):
+    if options.sessionless is None and (programs := unconfined_programs(evaluation)):
         print_stderr(
             escape_for_terminal(f"rights   {', '.join(programs)}: with your rights; run_as or sandbox limits them")
         )

@@ -23,7 +23,7 @@ from quintain_cli.console import (
     print_stdout,
     run_command,
 )
-from quintain_cli.run_output import format_size
+from quintain_cli.run_output import ModelOption, SetOption, format_size
 from quintain_runner.engine.cost_limit import CostLimitCheck
 from quintain_runner.engine.estimate import CostRange, RunEstimate
 from quintain_runner.engine.preflight import CheckReport, ProbeResult, check_evaluation
@@ -34,6 +34,8 @@ from quintain_runner.results.bill import SIMULATED_USER, dollars
 def check(
     path: Annotated[Path, typer.Argument(metavar="EVAL.YAML", help="The evaluation file.")],
     target: Annotated[list[str] | None, typer.Option(help="A target to test, one of the file's; repeatable.")] = None,
+    model: ModelOption = None,
+    overrides: SetOption = None,
     config: Annotated[
         Path | None, typer.Option(help="Configuration file; default: quintain.yaml here or above.")
     ] = None,
@@ -47,7 +49,14 @@ def check(
     Estimates calls, tokens and cost. No call is made, except with --probe. Exit codes: 0 ready, 1 a probe failed,
     2 there are errors to fix.
     """
-    options = RunOptions(path=path, targets=tuple(target or ()), config=config, max_cost_usd=max_cost_usd)
+    options = RunOptions(
+        path=path,
+        targets=tuple(target or ()),
+        model=model,
+        overrides=tuple(overrides or ()),
+        config=config,
+        max_cost_usd=max_cost_usd,
+    )
     report = run_command(check_evaluation(options, read_settings(environment()), probe=probe), as_json=as_json)
     code = (
         EXIT_USAGE

@@ -31,7 +31,9 @@ from quintain_cli.run_output import (
     GradersOption,
     JunitOption,
     MarkdownOption,
+    ModelOption,
     OutputFiles,
+    SetOption,
     run_and_report,
 )
 from quintain_runner.engine.run_settings import (
@@ -133,6 +135,8 @@ RetryErrorsOption = Annotated[
 def run(
     path: Annotated[Path, typer.Argument(metavar="EVAL.YAML", help="The evaluation file.")],
     target: TargetOption = None,
+    model: ModelOption = None,
+    overrides: SetOption = None,
     case: CaseOption = None,
     where: WhereOption = None,
     failing: FailingOption = False,
@@ -173,6 +177,7 @@ def run(
     )
     options = RunOptions(
         path=path, output=output, config=config, targets=tuple(target or ()), cases=cases,
+        overrides=tuple(overrides or ()), model=model,
         max_calls=max_calls, max_cost_usd=max_cost_usd, weight=weight, priority=priority,
         concurrency=concurrency, grader_concurrency=graders, cache=cache, replay=replay,
         rerun_policy=RerunPolicy(rerun_errors=retry_errors, rerun_in_doubt=in_doubt is InDoubtPolicy.RETRY),

@@ -99,7 +99,7 @@ async def run_evaluation(
     async with (
         AsyncExitStack() as stack,
         open_graders(
-            evaluation, env, gateway_url=backend.gateway_url, output=options.folder, sessionless=run.sessionless
+            evaluation, env, gateway_url=backend.gateway_url, output=options.folder, sessionless=options.sessionless
         ) as graders,
         open_results(options.folder, keeps_content=options.keeps_content) as results,
     ):
@@ -115,7 +115,8 @@ async def run_evaluation(
             for name, since in (info.different_since or {}).items()
             if name in fingerprints.targets
         }
-        record = record.with_command(options.command, fingerprints, plan.to_wire(), run.selection.to_wire())
+        selection = run.selection.to_wire()
+        record = record.with_command(options.command, fingerprints, plan.to_wire(), selection, run.overrides)
         listener.on_plan(plan)
         session, record = await _open_session(sessions, plan, record)
         execution = _Execution(

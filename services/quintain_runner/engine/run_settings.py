@@ -26,6 +26,7 @@ from quintain_runner.engine.comparisons import comparing_problems, opponent_requ
 from quintain_runner.engine.judges import judge_problems, judge_requirements, judge_targets_of, judge_warnings
 from quintain_runner.engine.recording import Recording
 from quintain_runner.engine.requirements import case_requirements, check_local_turns, fields_in_use, token_limits
+from quintain_runner.engine.run_overrides import RunOverrides, sort_overrides
 from quintain_runner.files import naming_file
 from quintain_runner.graders.base import judge_place, judge_references
 from quintain_runner.graders.factory import unseen_files, with_built_graders
@@ -79,6 +80,9 @@ class RunOptions:
     path: Path
     targets: tuple[str, ...] = ()
     cases: CaseOptions = field(default_factory=CaseOptions)
+    #: ``KEY=VALUE`` texts, and a model in place of the target's.
+    overrides: tuple[str, ...] = ()
+    model: str | None = None
     max_calls: int | None = None
     output: Path | None = None
     config: Path | None = None
@@ -105,6 +109,11 @@ class RunOptions:
         """The results folder: ``--output``, or ``runs/<name of the file>`` in the working folder."""
         return self.output or Path("runs") / self.path.stem
 
+    @property
+    def sessionless(self) -> frozenset[str] | None:
+        """The programs and functions of a recording that make no calls; None where they are started."""
+        return None if self.recording is None else frozenset(self.recording.run.sessionless)
+
 
 def is_on_fleet(settings: Settings) -> bool:
     """Whether the environment names a fleet, by the URL of a broker or of a gateway."""
@@ -130,17 +139,13 @@ class RunSettings:
     targets: tuple[str, ...]
     dataset: DatasetStats
     selection: TrialSelection = field(default_factory=TrialSelection)
+    overrides: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
     @property
     def is_on_fleet(self) -> bool:
         """Whether services elsewhere are used, or a recording; otherwise all services run in this process."""
         return is_on_fleet(self.settings) or self.options.recording is not None
-
-    @property
-    def sessionless(self) -> frozenset[str] | None:
-        """The programs and functions of a recording that make no calls; None where they are started."""
-        return None if self.options.recording is None else frozenset(self.options.recording.run.sessionless)
 
     @property
     def cases(self) -> int:
@@ -230,6 +235,7 @@ class Inspection:
     targets: tuple[str, ...] = ()
     dataset: DatasetStats | None = None
     selection: TrialSelection = field(default_factory=TrialSelection)
+    overrides: RunOverrides = field(default_factory=RunOverrides)
     one_text: set[str] = field(default_factory=set)  # The agents that say that they take one text.
 
     @contextlib.contextmanager
@@ -253,6 +259,7 @@ class Inspection:
             targets=self.targets,
             dataset=self.dataset,
             selection=self.selection,
+            overrides=self.overrides.options,
             warnings=tuple(self.warnings),
         )
 
@@ -260,11 +267,6 @@ class Inspection:
     def is_on_fleet(self) -> bool:
         """Whether the calls are not made here: services elsewhere are used, or a recording."""
         return is_on_fleet(self.settings) or self.options.recording is not None
-
-    @property
-    def sessionless(self) -> frozenset[str] | None:
-        """The programs and functions of a recording that make no calls; None where they are started."""
-        return None if self.options.recording is None else frozenset(self.options.recording.run.sessionless)
 
     @property
     def judge_references(self) -> list[tuple[int, str]]:
@@ -289,7 +291,11 @@ async def inspect_evaluation(
     """
     found = Inspection(options, settings, environment())
     with found.collect_errors():
-        found.evaluation = load_evaluation(options.path, judges_only=options.rerun_policy.given_answers)
+        found.overrides = sort_overrides(options.overrides)
+    with found.collect_errors():
+        found.evaluation = load_evaluation(
+            options.path, judges_only=options.rerun_policy.given_answers, overrides=found.overrides.evaluation
+        )
     with found.collect_errors():
         found.config = _load_config(found)
     found.warnings += [note for one in (found.evaluation, found.config) if one is not None for note in one.notes]
@@ -302,7 +308,7 @@ async def inspect_evaluation(
             if found.config is not None or found.is_on_fleet:
                 found.targets = _choose_targets(found, found.evaluation)
         await _inspect_graders(found, found.evaluation)
-        if found.sessionless is None:
+        if found.options.sessionless is None:
             found.warnings += variable_warnings(found.evaluation, found.env, program_environment(found.env))
             with found.collect_errors():
                 found.warnings += unseen_files(found.evaluation, found.env)
@@ -322,9 +328,16 @@ def _load_config(found: Inspection) -> Config | None:
     because graders must not see the variables that it names. Raises `ConfigError`.
     """
     path, folder = found.options.config, found.options.path.absolute().parent
+    if (model := found.options.model) is not None:
+        targets = found.options.targets or (found.evaluation and found.evaluation.spec.targets)
+        targets = targets or list(load_configuration(found.settings, path, start_folder=folder).targets)
+        found.overrides = found.overrides.with_model(model, targets)
+    overrides = found.overrides.config
+    if found.is_on_fleet and overrides:
+        raise ConfigError(f"{overrides[0].option}: the workers have the configuration; only the evaluation can be set")
     if found.is_on_fleet and find_configuration(found.settings, path, start_folder=folder) is None:
         return None
-    return load_configuration(found.settings, path, start_folder=folder)
+    return load_configuration(found.settings, path, start_folder=folder, overrides=overrides)
 
 
 def _choose_targets(found: Inspection, evaluation: Evaluation) -> tuple[str, ...]:
@@ -340,7 +353,7 @@ def _choose_targets(found: Inspection, evaluation: Evaluation) -> tuple[str, ...
 
 async def _inspect_graders(found: Inspection, evaluation: Evaluation) -> None:
     with found.collect_errors():
-        found.evaluation, problems = await with_built_graders(evaluation, found.env, found.sessionless)
+        found.evaluation, problems = await with_built_graders(evaluation, found.env, found.options.sessionless)
         found.problems += problems
     if found.targets and found.config is not None and not found.is_on_fleet:
         with found.collect_errors():

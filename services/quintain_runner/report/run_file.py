@@ -193,9 +193,10 @@ class RunFile(Message):
         fingerprints: RunFingerprints,
         plan: Mapping[str, int],
         selection: Mapping[str, object] | None = None,
+        overrides: Sequence[str] = (),
     ) -> RunFile:
         """The record, with one command more, and what that does with the rows of before; ``selection`` is what it was
-        narrowed to.
+        narrowed to, and ``overrides`` are the options that set values in place of those of the files.
         """
         configuration = self.configuration
         entry: dict[str, object] = {
@@ -208,6 +209,8 @@ class RunFile(Message):
         }
         if selection is not None:
             entry["selection"] = dict(selection)
+        if overrides:
+            entry["overrides"] = [redact_secrets(option) for option in overrides]
         if fingerprints.generation != self.generation:
             entry["generation"] = fingerprints.generation
         return self.with_fields(

@@ -11,7 +11,8 @@ from typing import Annotated, Literal, Self
 from pydantic import BeforeValidator, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
 from quintain.config.described_schema import DescribedSchema
-from quintain.config.file_errors import ModelsByPlace, config_error, validation_messages
+from quintain.config.file_errors import ModelsByPlace, validation_messages
+from quintain.config.overrides import OverriddenFile, Override
 from quintain.config.yaml_file import read_yaml
 from quintain.contracts.message import BodyBytes
 from quintain.contracts.money import MaxCostUsd, WarnAt
@@ -243,11 +244,11 @@ _MODELS: ModelsByPlace = {
 }
 
 
-def load_evaluation(path: Path, *, judges_only: bool = False) -> Evaluation:
-    """Read and validate an evaluation file, and read the files of its prompts.
+def load_evaluation(path: Path, *, judges_only: bool = False, overrides: Sequence[Override] = ()) -> Evaluation:
+    """Read and validate an evaluation file, with these values in place of its own, and read the files of its prompts.
 
     With ``judges_only`` it has no other graders, and no threshold. Raises `ConfigError` with one line for each error in
-    the file, each naming the place.
+    the file or of an override, each naming the place.
 
     Example::
 
@@ -255,13 +256,14 @@ def load_evaluation(path: Path, *, judges_only: bool = False) -> Evaluation:
         print(evaluation.name, evaluation.spec.repeats)
     """
     errors: list[str] = []
-    document = read_yaml(path, errors)
+    document, overridden = read_yaml(path, errors), OverriddenFile(path, overrides)
+    tree = _expanded(document.value) if overrides else document.value
     try:
-        spec = _read_spec(document.value)
+        spec = _read_spec(overridden.tree(tree))
     except ValidationError as error:
         errors.extend(validation_messages(error, _MODELS))
     if errors:
-        raise config_error(path, errors)
+        raise overridden.error(tree, errors)
     names = frozenset(spec.column_names)
     if judges_only:
         judges = list(judges_among(spec.graders))
@@ -274,8 +276,16 @@ def load_evaluation(path: Path, *, judges_only: bool = False) -> Evaluation:
         prompts=prompts,
         judges_only=judges_only,
         grader_names=names,
-        notes=[f"{path}: {note}" for note in document.notes(_read_spec)],
+        notes=[f"{path}: {note}" for note in document.notes(lambda one: _read_spec(overridden.tree(_expanded(one))))],
     )
+
+
+def _expanded(content: object) -> object:
+    """The file's tree, in which the dataset has keys, and graders have the names that overrides may call them by."""
+    if not isinstance(content, dict):
+        return content
+    expanded = {"dataset": _expand_short_form(content.get("dataset")), "graders": named_graders(content.get("graders"))}
+    return {key: expanded.get(key, value) for key, value in content.items()}
 
 
 def _read_spec(content: object) -> EvaluationSpec:

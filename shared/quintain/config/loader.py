@@ -13,6 +13,7 @@ from pydantic.json_schema import models_json_schema
 
 from quintain.config.described_schema import DescribedSchema
 from quintain.config.file_errors import ModelsByPlace, config_error, did_you_mean, suggestion, validation_messages
+from quintain.config.overrides import OverriddenFile, Override
 from quintain.config.secrets import (
     find_variables,
     format_path,
@@ -70,24 +71,25 @@ class Config:
         return replace(self, targets=targets)
 
 
-def load_config(path: Path) -> Config:
-    """Load and validate a configuration file without reading the environment.
+def load_config(path: Path, overrides: Sequence[Override] = ()) -> Config:
+    """Load and validate a configuration file, with these values in place of its own, without reading the environment.
 
-    Raises `ConfigError` with one line for every mistake in the file.
+    Raises `ConfigError` with one line for every mistake in the file or of an override.
     """
     errors: list[str] = []
-    document = read_yaml(path, errors)
-    errors += [*syntax_errors(document.value), *literal_secret_errors(document.value)]
-    raw_targets, targets, quotas = _read_tree(document.value, errors)
+    document, overridden = read_yaml(path, errors), OverriddenFile(path, overrides)
+    tree = overridden.tree(document.value)
+    errors += [*syntax_errors(tree), *literal_secret_errors(tree)]
+    raw_targets, targets, quotas = _read_tree(tree, errors)
     if errors:
-        raise config_error(path, errors)
+        raise overridden.error(document.value, errors)
     return Config(
         path=path.absolute(),
         targets=targets,
         variable_names=find_variables({"targets": raw_targets}),
         raw_targets=raw_targets,
         quotas=quotas,
-        notes=[f"{path}: {note}" for note in document.notes(_meaning)],
+        notes=[f"{path}: {note}" for note in document.notes(lambda tree: _meaning(overridden.tree(tree)))],
     )
 
 
@@ -115,7 +117,8 @@ def find_config(start: Path) -> Path | None:
     return None
 
 
-_TOP_LEVEL = ("targets", "quotas")
+#: The keys of a configuration file.
+TOP_LEVEL = ("targets", "quotas")
 
 _NO_TARGETS = "targets: no target is configured; add one, such as targets: {demo: {provider: mock}}"
 
@@ -134,9 +137,7 @@ def parse_targets(tree: object, errors: list[str]) -> RawTargets:
     if not isinstance(tree, dict):
         errors.append(f"the file holds {_type_name(tree)}; it must be a map with targets:")
         return {}
-    errors.extend(
-        f"unknown key {str(key)!r}{suggestion(str(key), _TOP_LEVEL)}" for key in tree if key not in _TOP_LEVEL
-    )
+    errors.extend(f"unknown key {str(key)!r}{suggestion(str(key), TOP_LEVEL)}" for key in tree if key not in TOP_LEVEL)
     targets = tree.get("targets")
     named_targets: Iterable[tuple[object, object]]
     if isinstance(targets, list):
@@ -356,7 +357,13 @@ def _with_name_property(model: Schema) -> Schema:
     return {**model, "properties": {"name": name, **properties}, "required": ["name", *required]}
 
 
-def load_configuration(settings: Settings, config_path: Path | None, *, start_folder: Path | None = None) -> Config:
+def load_configuration(
+    settings: Settings,
+    config_path: Path | None,
+    *,
+    start_folder: Path | None = None,
+    overrides: Sequence[Override] = (),
+) -> Config:
     """Load the configuration: ``config_path``, else QUINTAIN_CONFIG, else the file found from a folder upwards.
 
     The search begins in ``start_folder``, by default the working folder. Raises `ConfigError` if there is no file or
@@ -368,7 +375,7 @@ def load_configuration(settings: Settings, config_path: Path | None, *, start_fo
             "No configuration: there is no quintain.yaml (or agentv.config.yaml) here or in any folder above; "
             "`quintain init` writes one; or name it with QUINTAIN_CONFIG"
         )
-    return load_config(path)
+    return load_config(path, overrides)
 
 
 def find_configuration(
