@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from starlette.requests import Request
 from starlette.routing import Route
 
 from quintain.bus.memory import MemoryBroker
@@ -18,7 +19,7 @@ from quintain_gateway.app import OPERATIONS, build_router
 from quintain_gateway.auth import FleetGateway
 from quintain_gateway.fleet_page import FleetAccess
 from quintain_gateway.metrics import GatewayMetrics
-from quintain_gateway.openapi import build_document
+from quintain_gateway.openapi import OpenApiEndpoints, build_document
 from quintain_gateway.settings import GatewayLimits
 from support.command_line import clean_environment
 from support.gateway_client import open_gateway_client
@@ -87,3 +88,9 @@ async def test_what_is_asked_by_the_description_is_answered_as_it_says(tmp_path:
         async with open_gateway_client(fleet.gateway_url, session.token) as door:
             assert await door.read_call_count() > 0
             assert 'status="500"' not in (await door.http.get("/metrics")).text
+
+
+async def test_the_document_is_encoded_once() -> None:
+    endpoints, request = OpenApiEndpoints(OPERATIONS), Request({"type": "http"})
+    first, second = [await endpoints.get_document(request) for _ in range(2)]
+    assert first.body is second.body
