@@ -10,7 +10,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -48,6 +48,36 @@ class _Found:
     ready: Ready
 
 
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What the line tells the ledger, and asks it: what quotas learned, which of them it has, attempts that may have
+    ended, for whose money calls wait, and what for else."""
+
+    states: Mapping[str, str]
+    quotas: Collection[str]
+    doubtful: Sequence[tuple[str, str, str]]
+    payers: Collection[str]
+    waited_for: WaitedFor
+    has_running: bool
+
+
+def _exchange(moment: Moment, known: _Known) -> SqlProgram[_Found]:
+    yield from save_quotas(moment, known.states)
+    quotas, without = yield from read_quotas(moment)
+    return _Found(
+        moment.now,
+        (yield from targets.target_limits()),
+        quotas,
+        without,
+        (yield from read_saved(moment, quotas.keys() - known.quotas)),
+        () if known.has_running else (yield from targets.running_calls()),
+        (yield from live_workers(moment.lease_cutoff)),
+        (yield from read_ended(known.doubtful)),
+        (yield from read_funds(known.payers)),
+        (yield from read_ready(moment, known.waited_for)),
+    )
+
+
 class LineLedger:
     """The line of one metadata service, and what the ledger has of it. ``clock`` is that of the line."""
 
@@ -80,9 +110,23 @@ class LineLedger:
         new = {each.call: None for each in line.waiting.values() if each.reason is not DeferReason.CALL}
         sessions = {each.call[0]: None for each in line.waiting.values()}
         waited_for = WaitedFor([*joined], [*redelivered_calls], [*new], [*sessions])
-        unsaved, line.places.unsaved = line.places.unsaved, set()
+        now, places = self.clock(), line.places
+        unsaved, places.unsaved = places.unsaved, set()
+        # Read here: the operation may run in the ledger's thread.
+        known = _Known(
+            {name: json.dumps(places.quota(name).save(now)) for name in unsaved},
+            {*self._terms},
+            [
+                (*each.call, each.attempt_id)
+                for each in places.running.values()
+                if each.is_lost or each.deadline < now - LOST_SETTLE_MS / 1000
+            ],
+            [*line.payers],
+            waited_for,
+            self._is_loaded,
+        )
         try:
-            found = await self._ledger.transact(partial(self._exchange, waited_for=waited_for, unsaved=unsaved))
+            found = await self._ledger.transact(partial(_exchange, known=known))
         except BaseException:
             line.places.unsaved |= unsaved
             raise
@@ -115,26 +159,6 @@ class LineLedger:
                     and not waiting.is_takeover
                 )
             )
-        )
-
-    def _exchange(self, moment: Moment, waited_for: WaitedFor, unsaved: Collection[str]) -> SqlProgram[_Found]:
-        now, places = self.clock(), self.line.places
-        states = {name: json.dumps(places.quota(name).save(now)) for name in unsaved}
-        yield from save_quotas(moment, states)
-        quotas, without = yield from read_quotas(moment)
-        long_ago = now - LOST_SETTLE_MS / 1000
-        doubtful = [each for each in places.running.values() if each.is_lost or each.deadline < long_ago]
-        return _Found(
-            moment.now,
-            (yield from targets.target_limits()),
-            quotas,
-            without,
-            (yield from read_saved(moment, quotas.keys() - self._terms.keys())),
-            () if self._is_loaded else (yield from targets.running_calls()),
-            (yield from live_workers(moment.lease_cutoff)),
-            (yield from read_ended([(*each.call, each.attempt_id) for each in doubtful])),
-            (yield from read_funds(list(self.line.payers))),
-            (yield from read_ready(moment, waited_for)),
         )
 
     def _configure(self, found: _Found) -> None:

@@ -310,7 +310,7 @@ async def test_the_next_try_of_a_call_waits_for_its_time_and_for_no_sweep(desk: 
     await desk.queue.ask_waiting()
     assert desk.told("r1") == ["granted", "waits"]
     await desk.driver.transact(lambda _: execute("UPDATE call SET not_before = not_before - 60000"))
-    desk.now += 60
+    desk.now += 90
     await desk.queue.ask_waiting()
     assert desk.told("r1") == ["granted", "granted"]
     again = desk.answers[desk.attempt_of("r1")]
@@ -333,7 +333,7 @@ async def test_a_target_without_a_quota_is_left_alone_for_as_long_as_its_provide
     assert fault is not None
     assert (fault.code, fault.charged) == ("throttled", False)
     assert 0 < (fault.retry_after_ms or 0) < 10_000
-    desk.now += 10
+    desk.now += 30
     await desk.queue.ask_waiting()
     assert desk.told("r1", "r2") == ["granted", "granted", "granted"]
 
