@@ -41,7 +41,7 @@ def leaders(fleet: ProcessFleet) -> list[Process]:
     """Those that lead, as far as they know: they have said so more often than that they stand by again."""
     return [
         process
-        for process in fleet.processes[:3]
+        for process in fleet.processes
         if process.alive and process.read_output().count(LEADS) > process.read_output().count(STANDS_BY)
     ]
 
@@ -102,4 +102,52 @@ async def test_the_leader_is_stopped_for_a_shorter_time_than_its_broker_waits(
 
     after = await run(fleet, load, "leader stopped until another one leads, 3 ×", inject_fault)
     assert set(after.provider_calls.values()) == {1}
+    await invariants.check(fleet, after)
+
+
+#: Calls of 4 s, so that 512 in flight take minutes, and how often a leader and a worker are killed, in seconds.
+MANY_CALLS, MANY_LOAD, LEADER_SECONDS, WORKER_SECONDS = 20_000, Load(limit=512, in_flight=512, seconds=5), 40.0, 25.0
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("load", [pytest.param(MANY_LOAD, id="512")])
+async def test_leaders_and_workers_are_killed_again_and_again(
+    stopped_fleet: ProcessFleet, fresh_postgres_url: str, load: Load, invariants: InvariantChecker
+) -> None:
+    fleet = stopped_fleet
+    ledger = {"QUINTAIN_LEDGER_URL": fresh_postgres_url, "QUINTAIN_LOG_LEVEL": "info"}
+    fleet.extra_env |= ledger | {"TEST_BOT_SECONDS": "4"}
+    fleet.start_services("metadata", "metadata")
+    workers = fleet.start_services("worker", "worker", "worker")
+    scenario = FaultScenario(fleet, (), load=load)
+
+    async def kill_leaders() -> None:
+        for number in range(1000):
+            await asyncio.sleep(LEADER_SECONDS)
+            await wait_until(lambda: len(leaders(fleet)) == 1)
+            found = leader(fleet)
+            if number == 1:  # once it only stands still
+                os.kill(found.pid, signal.SIGSTOP)
+                await asyncio.sleep(60)
+                os.kill(found.pid, signal.SIGCONT)
+            else:
+                await asyncio.to_thread(found.kill)
+                await asyncio.to_thread(fleet.start, "serve", "metadata")
+
+    async def kill_workers() -> None:
+        while True:
+            await asyncio.sleep(WORKER_SECONDS)
+            await asyncio.to_thread(workers.pop(0).kill)
+            workers.append(await asyncio.to_thread(fleet.start, "serve", "worker"))
+
+    async def inject_fault(_: ProcessFleet) -> None:
+        async with asyncio.TaskGroup() as group:
+            killing = [group.create_task(kill()) for kill in (kill_leaders, kill_workers)]
+            while len(scenario.times.answered) < MANY_CALLS:
+                await asyncio.sleep(1)
+            for each in killing:
+                each.cancel()
+
+    after = await scenario.run("leaders and workers killed, 512 in flight", inject_fault)
     await invariants.check(fleet, after)
