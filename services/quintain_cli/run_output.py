@@ -49,18 +49,10 @@ from quintain_runner.untrusted import plain_line
 ConfigOption = Annotated[
     Path | None, typer.Option(help="Configuration file; default: quintain.yaml beside the evaluation file or above.")
 ]
-ModelOption = Annotated[
-    str | None,
-    typer.Option(metavar="NAME", help="A model in place of the target's; --set targets.NAME.model=… says of which."),
-]
+ModelOption = Annotated[str | None, typer.Option(metavar="NAME", help="A model in place of that of the one target.")]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="A value in place of one of the evaluation or of the configuration, such as targets.gpt.temperature=0; "
-        "repeatable.",
-    ),
+    typer.Option("--set", metavar="KEY=VALUE", help="Set a key of a file, such as targets.gpt.temperature=0."),
 ]
 ConcurrencyOption = Annotated[int, typer.Option(min=1, help="The number of concurrent trials per target.")]
 GradersOption = Annotated[int, typer.Option(min=1, help="The number of concurrent grader processes.")]

@@ -50,13 +50,9 @@ def check(
     2 there are errors to fix.
     """
     options = RunOptions(
-        path=path,
-        targets=tuple(target or ()),
-        model=model,
-        overrides=tuple(overrides or ()),
-        config=config,
-        max_cost_usd=max_cost_usd,
-    )
+        path=path, config=config, targets=tuple(target or ()), max_cost_usd=max_cost_usd,
+        model=model, overrides=tuple(overrides or ()),
+    )  # fmt: skip
     report = run_command(check_evaluation(options, read_settings(environment()), probe=probe), as_json=as_json)
     code = (
         EXIT_USAGE

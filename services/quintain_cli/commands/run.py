@@ -63,21 +63,10 @@ CaseOption = Annotated[
     list[str] | None,
     typer.Option("--case", help="Execute only the case of this id; repeatable. Other rows stay as they are."),
 ]
-WhereOption = Annotated[
-    list[str] | None,
-    typer.Option(metavar="FIELD=VALUE", help="Execute only cases with this value in this field; repeatable."),
-]
-FailingOption = Annotated[
-    bool,
-    typer.Option("--failing", help="Execute only cases with a row that failed, is an error or is in doubt."),
-]
-OfOption = Annotated[
-    Path | None,
-    typer.Option(metavar="RUN", help="The results folder whose rows --failing looks at; by default this run's."),
-]
-SampleOption = Annotated[
-    int | None, typer.Option(min=1, help="Execute only this many cases, drawn by --seed from those that are left.")
-]
+WhereOption = Annotated[list[str] | None, typer.Option(metavar="FIELD=VALUE", help="Only such cases; repeatable.")]
+FailingOption = Annotated[bool, typer.Option("--failing", help="Only cases that failed, are errors or in doubt.")]
+OfOption = Annotated[Path | None, typer.Option(metavar="RUN", help="The run of --failing; by default this folder's.")]
+SampleOption = Annotated[int | None, typer.Option(min=1, help="Only so many of these cases, drawn by --seed.")]
 SeedOption = Annotated[int | None, typer.Option(help="The seed of --sample, by default 0.")]
 LimitOption = Annotated[
     int | None, typer.Option(min=1, help="Execute only this many first cases. Other rows stay as they are.")

@@ -19,11 +19,6 @@ class RunOverrides:
     evaluation: tuple[Override, ...] = ()
     config: tuple[Override, ...] = ()
 
-    @property
-    def options(self) -> tuple[str, ...]:
-        """The options as they were given."""
-        return tuple(one.option for one in (*self.evaluation, *self.config))
-
     def with_model(self, model: str, targets: Sequence[str]) -> RunOverrides:
         """Also this model in place of the target's. Raises `ConfigError` if there are several, or it is set already."""
         option = f"--model {model}"
@@ -41,7 +36,7 @@ def sort_overrides(texts: Iterable[str]) -> RunOverrides:
     """Read ``KEY=VALUE`` texts; ``targets.NAME`` is of the configuration. Raises `ConfigError` for an unknown key."""
     evaluation, config = list[Override](), list[Override]()
     for override in parse_overrides(texts):
-        first = override.first_key
+        first = override.key.partition(".")[0]
         if first in EvaluationSpec.model_fields and (first not in TOP_LEVEL or override.key == first):
             evaluation.append(override)
         elif first in TOP_LEVEL:

@@ -259,7 +259,7 @@ class Inspection:
             targets=self.targets,
             dataset=self.dataset,
             selection=self.selection,
-            overrides=self.overrides.options,
+            overrides=tuple(one.option for one in (*self.overrides.evaluation, *self.overrides.config)),
             warnings=tuple(self.warnings),
         )
 

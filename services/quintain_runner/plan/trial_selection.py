@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
@@ -44,16 +44,8 @@ class CaseOptions:
 
     def to_wire(self) -> dict[str, object]:
         """The options that are given, as ``run.json`` has them."""
-        given: dict[str, object] = {
-            "cases": sorted(self.ids),
-            "where": list(self.where),
-            "failing": self.failing or None,
-            "of": None if self.of is None else str(self.of),
-            "sample": self.sample,
-            "seed": self.seed,
-            "limit": self.limit,
-        }
-        return {name: value for name, value in given.items() if value not in (None, [])}
+        given = asdict(self) | {"ids": list(self.ids), "where": list(self.where), "of": str(self.of or "")}
+        return {name: value for name, value in given.items() if value not in (None, [], "") and value is not False}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,11 +24,6 @@ class Override:
     key: str
     value: object
 
-    @property
-    def first_key(self) -> str:
-        """The key of the whole file that it is in."""
-        return self.key.partition(".")[0]
-
 
 def parse_overrides(texts: Iterable[str]) -> tuple[Override, ...]:
     """Read options ``KEY=VALUE``; a value is YAML. Raises `ConfigError` if one is no such text, or a key is set twice.
@@ -66,13 +61,10 @@ class OverriddenFile:
         """One `ConfigError` with a line for each error, which names the option that made it, else the file; ``tree`` is
         the one without overrides."""
         keys = {override: _with_value(tree, override.key.split("."), (), override)[1] for override in self.overrides}
-        lines = [
-            next(
-                (f"{one.option}: {message}" for one, place in keys.items() if _is_about(message, place)),
-                f"{self.path}: {message}",
-            )
-            for message in messages
-        ]
+        lines = []
+        for message in messages:
+            option = next((one.option for one, place in keys.items() if _is_about(message, place)), self.path)
+            lines.append(f"{option}: {message}")
         return ConfigError("\n".join(lines))
 
 
