@@ -31,10 +31,10 @@ def test_cases_that_failed_are_tried_with_another_model_and_the_record_says_so(s
         tried = shell.run(*words, "--model", "model-b", "--set", "threshold=1", env=env)
     assert tried.code == 0
     assert "select   1 of 6 cases: --failing leaves out 4, --sample leaves out 1" in tried.stderr
-    assert "set      --model model-b" in tried.stderr
+    assert "set      --model=model-b" in tried.stderr
     assert [row["output"] for row in rows_of(shell.folder / "two")] == ["model-b"]
     record = json.loads((shell.folder / "two" / "run.json").read_text())
-    assert record["history"][0]["overrides"] == ["--set threshold=1", "--model model-b"]
+    assert record["history"][0]["overrides"] == ["--set threshold=1", "--model=model-b"]
     assert record["history"][0]["selection"]["leftOut"] == {"--failing": 4, "--sample": 1}
     refused = shell.run("check", "eval.yaml", "--model", "model-b", "--set", "treshold=1", code=2, env=env)
     assert "did you mean 'threshold'" in refused.stdout

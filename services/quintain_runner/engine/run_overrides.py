@@ -21,7 +21,7 @@ class RunOverrides:
 
     def with_model(self, model: str, targets: Sequence[str]) -> RunOverrides:
         """Also this model in place of the target's. Raises `ConfigError` if there are several, or it is set already."""
-        option = f"--model {model}"
+        option = "--model"
         if len(targets) != 1:
             raise ConfigError(
                 f"{option}: there are {len(targets)} targets ({', '.join(targets)}); name one by --target"
@@ -29,7 +29,7 @@ class RunOverrides:
         key = f"targets.{targets[0]}.model"
         if (other := next((one for one in self.config if one.key == key), None)) is not None:
             raise ConfigError(f"{option}: {other.option} sets the same key; leave one out")
-        return RunOverrides(evaluation=self.evaluation, config=(*self.config, Override(option, key, model)))
+        return RunOverrides(evaluation=self.evaluation, config=(*self.config, Override(option, key, model, model)))
 
 
 def sort_overrides(texts: Iterable[str]) -> RunOverrides:

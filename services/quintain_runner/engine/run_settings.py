@@ -259,7 +259,7 @@ class Inspection:
             targets=self.targets,
             dataset=self.dataset,
             selection=self.selection,
-            overrides=tuple(one.option for one in (*self.overrides.evaluation, *self.overrides.config)),
+            overrides=tuple(f"{one.option}={one.text}" for one in (*self.overrides.evaluation, *self.overrides.config)),
             warnings=tuple(self.warnings),
         )
 

@@ -18,11 +18,15 @@ Keys = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """A value in place of a file's. ``option`` is what the user wrote, and ``key`` has the keys joined by dots."""
+    """A value in place of a file's: ``key`` has its keys joined by dots, and ``text`` is the value as it was given.
+
+    Errors name it by its ``option``, without the value, which may be a secret.
+    """
 
     option: str
     key: str
     value: object
+    text: str
 
 
 def parse_overrides(texts: Iterable[str]) -> tuple[Override, ...]:
@@ -35,12 +39,12 @@ def parse_overrides(texts: Iterable[str]) -> tuple[Override, ...]:
     overrides: dict[str, Override] = {}
     for text in texts:
         key, equals, value = text.partition("=")
-        key, option = re.sub(r"\[(\d+)\]", r".\1", key.strip()), f"--set {text}"
+        key, option = re.sub(r"\[(\d+)\]", r".\1", key.strip()), f"--set {key}"
         if not equals or not all(key.split(".")):
             raise ConfigError(f"{option}: write KEY=VALUE, such as targets.gpt.temperature=0")
         if key in overrides:
-            raise ConfigError(f"{option}: {overrides[key].option} sets the same key; leave one out")
-        overrides[key] = Override(option, key, parse_yaml(value, option).value)
+            raise ConfigError(f"{option}: it is given twice; leave one out")
+        overrides[key] = Override(option, key, parse_yaml(value, option).value, value)
     return tuple(overrides.values())
 
 
