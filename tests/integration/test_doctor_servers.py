@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import threading
 import time
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -97,7 +98,9 @@ def open_stub(answer: Callable[[str], str], date: str | None = None) -> Iterator
 
 @pytest.fixture
 def management_of_broker(broker_admin: BrokerAdmin) -> Iterator[Management]:
-    program = ASK_MANAGEMENT.replace("PORT", str(free_port())).replace("AUTH", "Basic Z3Vlc3Q6Z3Vlc3Q=")
+    login = urlsplit(broker_admin.url)
+    word = b64encode(f"{login.username}:{login.password}".encode()).decode()
+    program = ASK_MANAGEMENT.replace("PORT", str(free_port())).replace("AUTH", f"Basic {word}")
     with open_stub(lambda path: broker_admin.evaluate(program.replace("PATH", path))) as management:
         yield management
 
