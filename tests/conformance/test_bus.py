@@ -428,6 +428,8 @@ async def test_a_queue_unused_for_its_time_is_gone(transport: Transport) -> None
                 await ground.publish(b"y")
             except Unroutable:
                 break
+            except QueueFull:
+                pass  # RabbitMQ nacks what comes to a queue that ends at this moment
             await asyncio.sleep(0.1)
 
 
