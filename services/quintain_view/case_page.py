@@ -220,7 +220,7 @@ def _calls_of(ids: Sequence[tuple[str, str | None]], words: str, origin: CaseOri
 
 def _target_calls(row: Row, origin: CaseOrigin) -> list[ShownCall]:
     if outcome_of(row) is Outcome.IN_DOUBT:
-        words = "in doubt: charged, or perhaps charged, without an answer"
+        words = "in doubt: without an answer, and may have been charged"
     elif not row.calls:
         words = "replayed: nothing was charged" if row.has_answer else "not charged"
     else:

@@ -121,7 +121,7 @@ QUESTIONS: dict[str, tuple[list[Action], str]] = {
     "answers that say X": (search('"needle 7"'), "1 case"),
     "why an error, and was it charged": (
         [follow("1 in doubt"), follow("broken")],
-        "in doubt: charged, or perhaps charged, without an answer",
+        "in doubt: without an answer, and may have been charged",
     ),
 }
 

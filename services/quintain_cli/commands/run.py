@@ -49,7 +49,7 @@ from quintain_runner.report.run_file import read_run
 
 
 class InDoubtPolicy(StrEnum):
-    """What to do with rows of calls that were charged, or perhaps charged, and have no answer."""
+    """What to do with rows of calls that have no answer and may have been charged."""
 
     KEEP = "keep"
     RETRY = "retry"

@@ -46,7 +46,7 @@ class _Ended(Exception):
 
 
 @dataclass(slots=True)
-class HeldConversation:
+class ConversationRun:
     """A conversation, as far as it came, and what it took now.
 
     ``last`` is the last answer that came now. One that is not over failed: with ``error``, of which ``fault`` is the
@@ -94,9 +94,9 @@ class HeldConversation:
         )
 
 
-async def hold_conversation(trial: Trial, context: GradingContext, may_go_on: MayGoOn = always) -> HeldConversation:
+async def hold_conversation(trial: Trial, context: GradingContext, may_go_on: MayGoOn = always) -> ConversationRun:
     """Hold the conversation of a trial, from where the row before it ended; every `Fault` is in what is returned."""
-    held = HeldConversation(trial.begun_conversation())
+    held = ConversationRun(trial.begun_conversation())
     while True:
         try:
             await _hold(held, trial, context, may_go_on)
@@ -127,7 +127,7 @@ def _is_lost(conversation: TrialConversation, fault: Fault) -> bool:
     return isinstance(fault, ConversationLost) or (conversation.is_held and isinstance(fault, WorkerLost))
 
 
-async def _hold(held: HeldConversation, trial: Trial, context: GradingContext, may_go_on: MayGoOn) -> None:
+async def _hold(held: ConversationRun, trial: Trial, context: GradingContext, may_go_on: MayGoOn) -> None:
     """Ask turn after turn, and keep in ``held`` what was answered. Raises the `Fault` of a turn, and `_Ended`."""
     while not held.conversation.is_over:
         conversation = held.conversation
@@ -168,7 +168,7 @@ def _require_no_unanswered_call(conversation: TrialConversation) -> None:
         raise _Ended(RowError(code=TOOL_CALL_UNANSWERED, error=error))
 
 
-async def _ask_user(held: HeldConversation, trial: Trial, context: GradingContext) -> str | None:
+async def _ask_user(held: ConversationRun, trial: Trial, context: GradingContext) -> str | None:
     """Ask the simulated user what comes next; None where it ends the conversation. Raises `_Ended`."""
     conversation, user = held.conversation, trial.case.user
     assert user is not None, "only a simulated user is asked"

@@ -145,8 +145,8 @@ class QuotaWatch(CallWaits):
         """Implements `CallWaits.line_seconds`."""
         return 0.0 if self._of(target) is None else LINE_SECONDS
 
-    def goes_on(self, target: str, error: QuintainError) -> bool:
-        """Implements `CallWaits.goes_on`: a quota's line gives every call its turn, if the target is not given up.
+    def resumable(self, target: str, error: QuintainError) -> bool:
+        """Implements `CallWaits.resumable`: a quota's line gives every call its turn, if the target is not given up.
 
         A call that expired without its quota having anything to do lacks something else, such as a worker.
         """
@@ -161,8 +161,8 @@ class QuotaWatch(CallWaits):
         is_busy = bool(state.in_flight or state.waiting or state.paused_ms or state.out_targets)
         return isinstance(error, Expired) and is_busy
 
-    async def is_waited_out(self, target: str, fault: Fault) -> bool:
-        """Implements `CallWaits.is_waited_out`: the quotas are read again, as an outage is seen at its first errors."""
+    async def retry_after_quota(self, target: str, fault: Fault) -> bool:
+        """Implements `CallWaits.retry_after_quota`: the quotas are read again, as its first errors show an outage."""
         waits = self._of(target)
         if waits is None:
             return False

@@ -317,7 +317,7 @@ class TrialScheduler:
         target, error = trial.target, row.error
         changed = error.error if error is not None and error.code == TARGET_CHANGED else None
         is_counted = self._error_limit.is_fail_fast or not (
-            isinstance(fault, ENDPOINT_FAULTS) and await self._context.waits.is_waited_out(target, fault)
+            isinstance(fault, ENDPOINT_FAULTS) and await self._context.waits.retry_after_quota(target, fault)
         )
         if is_counted:
             self._error_limit.record(target, fault, changed=changed)

@@ -272,7 +272,7 @@ def _ungraded_row(
     in_doubt: bool = False,
     conversation: ConversationRow | None = None,
 ) -> Row:
-    """The row of a trial without a usable answer; ``calls`` of its target were charged, or perhaps charged, now."""
+    """The row of a trial without a usable answer; ``calls`` of its target may have been charged now."""
     return Row(
         case_id=trial.case.id,
         target=trial.target,

@@ -57,7 +57,7 @@ Returned = TypeVar("Returned")
 
 
 def is_in_doubt(fault: Fault) -> bool:
-    """Whether a call ended charged, or perhaps charged, and without an answer: to ask again may be charged again."""
+    """Whether a call ended without an answer and may have been charged: to ask again may be charged again."""
     return fault.charged is not False and not isinstance(fault, ANSWERED_FAULTS)
 
 
@@ -73,7 +73,7 @@ class CallWaits:
         del target
         return 0.0
 
-    def goes_on(self, target: str, error: QuintainError) -> bool:
+    def resumable(self, target: str, error: QuintainError) -> bool:
         """Whether an uncharged call that ended with this error waits for its quota, and is repeated without limit."""
         del target, error
         return False
@@ -81,26 +81,26 @@ class CallWaits:
     def note_answer(self, target: str) -> None:
         """Note that a target answered a call."""
 
-    async def is_waited_out(self, target: str, fault: Fault) -> bool:
+    async def retry_after_quota(self, target: str, fault: Fault) -> bool:
         """Whether the call that ended with this fault was one of an outage, at whose end its target is tried again."""
         del target, fault
         return False
 
 
 def never(_: QuintainError) -> bool:
-    """Return False: the default of ``goes_on`` in `call_with_retry`."""
+    """Return False: the default of ``resumable`` in `call_with_retry`."""
     return False
 
 
 async def call_with_retry(
     call: Callable[[], Awaitable[Returned]],
     on_retry: Callable[[QuintainError], None] = ignore_retry,
-    goes_on: Callable[[QuintainError], bool] = never,
+    resumable: Callable[[QuintainError], bool] = never,
 ) -> Returned:
     """Await ``call()`` and return its result, repeating it after the errors in `MAX_RETRIES`; raises the last error.
 
     Charged calls are not repeated. A server's ``retry_after_ms`` is added to the pause. ``on_retry`` is called with
-    each error that is followed by a retry; ``goes_on`` says after which errors the number of retries has no limit.
+    each error that is followed by a retry; ``resumable`` says after which errors the number of retries has no limit.
     Every call must use the same request id, or be safe to execute twice.
 
     Example::
@@ -117,7 +117,7 @@ async def call_with_retry(
             charged, retry_after_ms = (
                 (error.charged, error.retry_after_ms) if isinstance(error, Fault) else (False, None)
             )
-            if charged or (failure_counts[type(error)] > MAX_RETRIES.get(type(error), 0) and not goes_on(error)):
+            if charged or (failure_counts[type(error)] > MAX_RETRIES.get(type(error), 0) and not resumable(error)):
                 raise
             on_retry(error)
         max_delay_seconds = min(FIRST_PAUSE_SECONDS * 2 ** min(sum(failure_counts.values()), 20), LONGEST_PAUSE_SECONDS)
@@ -267,7 +267,7 @@ class GradingContext:
                         asked.request, request_id=request_id, deadline_seconds=self.deadline_seconds(target)
                     ),
                     ignore_retry if column is None else partial(self.on_retry, column),
-                    partial(self.waits.goes_on, target),
+                    partial(self.waits.resumable, target),
                 ),
             )
         except ANSWERED_FAULTS:

@@ -60,7 +60,7 @@ async def call_target(
             replace(asked, times=times),
             lambda: call_with_retry(
                 lambda: context.session.send(asked.request, request_id=request_id, deadline_seconds=deadline_seconds),
-                goes_on=lambda error: waits.goes_on(target, error),
+                resumable=lambda error: waits.resumable(target, error),
             ),
             is_usable,
         )

@@ -247,7 +247,7 @@ def budget_to_finish(summary: RunSummary) -> int:
 def _open_trials_text(total: RunTotals) -> str:
     """The numbers of pending and failed trials, and of those in doubt."""
     erred = f" and {total.errors} erred" if total.errors else ""
-    once_more = "charged, or perhaps charged: asked again only with --in-doubt retry"
+    once_more = "their calls may have been charged: asked again only with --in-doubt retry"
     in_doubt = f" and {total.in_doubt} in doubt ({once_more})" if total.in_doubt else ""
     uncompared = f" and {total.uncompared} rows are not yet compared" if total.uncompared else ""
     return f"{total.waiting} trials wait{erred}{in_doubt}{uncompared},"
@@ -316,7 +316,7 @@ def _errors_text(summary: RunSummary, command: str) -> str:
             f"{names} {verb} parked after {why}, {_open_trials_text(total)} and every row so far is kept. When "
             f"{when}, the same command goes on{setting}: {command}"
         )
-    unknown = "charged, or perhaps charged, without an answer"
+    unknown = "their calls have no answer, and may have been charged"
     in_doubt_text = f"{total.in_doubt} of {total.trials} trials are in doubt ({unknown}) and kept"
     if not total.errors:
         return f"{in_doubt_text}. To ask them once more, charged again: {command} --in-doubt retry"

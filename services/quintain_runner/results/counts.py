@@ -111,7 +111,7 @@ class RowTally:
 
     @property
     def in_doubt(self) -> int:
-        """The number of rows with a call that was charged, or perhaps charged, and has no answer."""
+        """The number of rows with a call that has no answer and may have been charged."""
         return self.by_status[RowStatus.IN_DOUBT]
 
     @property
