@@ -115,7 +115,8 @@ class Attempt:
         began_at = loop.time()
         seconds = min(self.limits.ends_at - began_at, self.limits.seconds)
         if (refusal := self._refusal(seconds)) is not None:
-            return self._failed(refusal, TryReport(outcome=TryOutcome.NOT_SENT))
+            # What it says of the charge is that of the attempts before.
+            return Try(AttemptOutcome.REFUND, TryReport(outcome=TryOutcome.NOT_SENT), fault=refusal)
         try:
             answer = await self._ask(seconds)
         except ProviderFailure as failure:

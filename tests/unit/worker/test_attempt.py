@@ -32,6 +32,7 @@ from quintain_worker.providers.provider import (
     ProviderAnswer,
     ProviderFailure,
 )
+from quintain_worker.response import CallFacts, reply_of
 from quintain_worker.target import WorkerMetrics, WorkerTarget
 from support.skipped_time import skip_waits
 from support.waiting import wait_until
@@ -151,8 +152,10 @@ async def test_what_may_act_is_not_asked_where_a_lost_worker_may_have_asked_it(
         assert ended.answer == YES
         return
     assert (ended.is_sent, provider.timeouts) == (False, [])
-    # This attempt is refunded, and the call stays in doubt for the earlier one.
-    assert (ended.outcome, ended.fault and ended.fault.code) == (AttemptOutcome.REFUND, code)
+    # This attempt is refunded, and the call stays in doubt for the earlier one, as its caller is told.
+    told = reply_of(ended, Admission(attempt_id="a", attempt=2, unproven=True), CallFacts("a")).answer
+    assert isinstance(told, Fault)
+    assert (ended.outcome, told.code, told.charged) == (AttemptOutcome.REFUND, code, True)
 
 
 async def test_an_answer_is_a_result() -> None:
