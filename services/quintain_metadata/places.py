@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from quintain.contracts.quota import QuotaTerms, TryOutcome, TryReport
@@ -169,21 +169,17 @@ class Places:
 
     def start(self, now: float, running: RunningAttempt) -> None:
         """Give an attempt a place."""
-        target = self.target(running.target)
-        running.quota = target.group.quota
-        if running.quota is not None:
-            running.grant = running.quota.start(now, running.target)
-        self._add(now, target, running)
+        self._take(now, running, Quota.start)
 
     def resume(self, now: float, running: RunningAttempt) -> None:
         """Count a call that runs already."""
+        self._take(now, running, Quota.resume)
+
+    def _take(self, now: float, running: RunningAttempt, begin: Callable[[Quota, float, str], Grant]) -> None:
         target = self.target(running.target)
         running.quota = target.group.quota
         if running.quota is not None:
-            running.grant = running.quota.resume(now, running.target)
-        self._add(now, target, running)
-
-    def _add(self, now: float, target: TargetPlaces, running: RunningAttempt) -> None:
+            running.grant = begin(running.quota, now, running.target)
         former = self.holders.get(running.call)
         if former is not None:
             self.end(now, former, UNKNOWN)

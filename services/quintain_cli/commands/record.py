@@ -28,13 +28,13 @@ def export_lines(
 
     Exit code 2 if there is no such recording.
     """
-    with _told(as_json=as_json), open_recording(recording) as opened, atomic_write(output) as file:
+    with _exit_on_error(as_json=as_json), open_recording(recording) as opened, atomic_write(output) as file:
         count = 0
         for line in lines_of(opened):
             file.write(f"{line}\n".encode())
             count += 1
-    # The first line is that of the run.
-    _print(output, count - 1, as_json=as_json)
+    # The first line is that of the run, and the last one ends it.
+    _print(output, count - 2, as_json=as_json)
 
 
 def import_lines(
@@ -43,21 +43,27 @@ def import_lines(
     as_json: AsJson = False,
 ) -> None:
     """Make a recording of lines that `quintain record export` wrote. Exit code 2 if they are none."""
-    with _told(as_json=as_json):
+    with _exit_on_error(as_json=as_json):
         if output.exists():
             raise ConfigError(f"{output}: it is there already; name another file")
         try:
             file = lines.open("rb")
         except OSError as error:
             raise ConfigError(f"{lines}: it cannot be read ({error.strerror})") from None
-        with file, contextlib.closing(AnswerStore.open(output)) as store:
-            count = read_lines(file, lines, store)
-            store.seal()
+        made = output.with_name(f".{output.name}.new")
+        try:
+            with file, contextlib.closing(AnswerStore.open(made)) as store:
+                count = read_lines(file, lines, store)
+                store.seal()
+            made.replace(output)
+        finally:
+            for suffix in ("", "-wal", "-shm"):
+                made.with_name(f"{made.name}{suffix}").unlink(missing_ok=True)
     _print(output, count, as_json=as_json)
 
 
 @contextlib.contextmanager
-def _told(*, as_json: bool) -> Iterator[None]:
+def _exit_on_error(*, as_json: bool) -> Iterator[None]:
     try:
         yield
     except QuintainError as error:

@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from quintain.errors import ConfigError
+from quintain.settings import environment
 from quintain_cli.console import (
     AsJson,
     PriorityOption,
@@ -46,6 +47,7 @@ from quintain_runner.engine.run_settings import (
 from quintain_runner.plan.changes import RerunPolicy
 from quintain_runner.plan.trial_selection import CaseOptions
 from quintain_runner.report.run_file import read_run
+from quintain_runner.results.cache_file import CacheSetting
 
 
 class InDoubtPolicy(StrEnum):
@@ -101,10 +103,21 @@ GiveUpOption = Annotated[
 FreshOption = Annotated[
     bool, typer.Option("--fresh", help="Rename the results of before to NAME.previous-N, and begin again.")
 ]
+
+
+def _checked_cache(text: str | None) -> str | None:
+    try:
+        CacheSetting.of(text, None, environment())
+    except ConfigError as error:
+        raise typer.BadParameter(error.message) from None
+    return text
+
+
 CacheOption = Annotated[
     str | None,
     typer.Option(
         metavar="AGE|off|FILE",
+        callback=_checked_cache,
         help="Take answers that are at most so old, such as 30d, from this user's cache, or any from that of a file.",
     ),
 ]

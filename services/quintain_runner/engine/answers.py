@@ -236,7 +236,7 @@ class RunAnswers(Answers):
 
     def _address(self, asked: NumberedRequest, fingerprint: str | None) -> str:
         is_told = asked.target not in self._untold
-        return address_of(asked.request, fingerprint, asked.number, is_told_case=is_told)
+        return address_of(asked.request, fingerprint, asked.number, sees_case=is_told)
 
     def _give_up_cache(self, why: str) -> None:
         self._cache = None
@@ -259,7 +259,7 @@ def open_answers(run: RunSettings, fingerprints: Mapping[str, str | None]) -> It
     if (recording := run.options.recording) is not None:
         yield RecordedAnswers(recording, fingerprints)
         return
-    untold = frozenset(name for name, target in targets.items() if not target.is_told_case)
+    untold = frozenset(name for name, target in targets.items() if not target.sees_case)
     cacheable = frozenset(name for name, target in targets.items() if target.is_cacheable)
     setting = CacheSetting.of(options.cache, run.evaluation.spec.cache, run.env)
     with contextlib.ExitStack() as stack:

@@ -76,7 +76,7 @@ class Recording:
         Raises the recorded `Fault`, or `NotRecorded`.
         """
         is_told = asked.target not in self.run.untold
-        address = address_of(asked.request, fingerprint, asked.number, is_told_case=is_told)
+        address = address_of(asked.request, fingerprint, asked.number, sees_case=is_told)
         if (found := self._store.find_last(address)) is None:
             raise NotRecorded(self._missing(asked.target, asked.request.to_wire(), asked.number))
         if found.is_whole:

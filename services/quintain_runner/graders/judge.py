@@ -137,7 +137,7 @@ class JudgeGraderRunner:
         left_out = left_out_of(shown_sections(self.spec, trial.graded_case, result))
         return replace(grading, row=grading.row.with_fields(left_out=left_out))
 
-    def _said(self, trial: Trial, reply: Result) -> GraderRow:
+    def _verdict_of(self, trial: Trial, reply: Result) -> GraderRow:
         """What a judge's reply says; an error where it is no verdict."""
         try:
             rubric = filled(self.spec, "", trial.case)[0].rubric
@@ -153,7 +153,7 @@ class JudgeGraderRunner:
             lambda calls: self._request_id(trial, vote, context, calls),
             context,
             spec=self.spec,
-            is_usable=lambda reply: self._said(trial, reply).error is None,
+            is_usable=lambda reply: self._verdict_of(trial, reply).error is None,
             spent_calls=vote.earlier_calls,
         )
         row = GraderRow(calls=call.calls, request_id=call.request_id, fingerprint=vote.fingerprint)
@@ -164,7 +164,7 @@ class JudgeGraderRunner:
                 row, usage, error_code=call.error_code, in_doubt=call.in_doubt, earlier_calls=vote.earlier_calls
             )
         reply, text = call.result, call.result.raw_text
-        said = self._said(trial, reply)
+        said = self._verdict_of(trial, reply)
         used = JudgeUsed(target=judge, model=reply.model, settings=context.settings.get(judge), ignored=reply.ignored)
         used = used.with_fields(grader=self.recorded if self.spec.is_data else None)
         cut = max(0, len(text) - _MAX_REPLY_CHARACTERS)

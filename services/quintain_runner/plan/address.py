@@ -27,14 +27,14 @@ def request_id(*parts: object) -> str:
 
 
 def address_of(
-    request: InvokeRequest | ApiRequest, fingerprint: str | None, number: str, *, is_told_case: bool = True
+    request: InvokeRequest | ApiRequest, fingerprint: str | None, number: str, *, sees_case: bool = True
 ) -> str:
     """Return the address of the answer to a request.
 
     ``fingerprint`` is that of the target, and ``number`` tells equal requests of a run from each other. Targets that
-    are told the case of a request (``is_told_case``) may answer by it, others cannot.
+    are told the case of a request (``sees_case``) may answer by it, others cannot.
     """
-    turn = None if not is_told_case or isinstance(request, ApiRequest) else request.turn
-    content = request.to_wire(without={"turn"} if is_told_case else _OF_CASE).decode()
+    turn = None if not sees_case or isinstance(request, ApiRequest) else request.turn
+    content = request.to_wire(without={"turn"} if sees_case else _OF_CASE).decode()
     place = None if turn is None else [turn.number, turn.last]
     return request_id("answer", fingerprint, content, place, number)

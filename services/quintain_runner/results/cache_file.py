@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from quintain.errors import ConfigError
 from quintain_runner.results.answer_store import AnswerStore, StoreUnusable
 
 #: The most bytes of a cache: beyond them the least recently used answers go.
@@ -30,11 +31,19 @@ class CacheSetting(NamedTuple):
 
     @classmethod
     def of(cls, option: str | None, age: str | None, env: Mapping[str, str]) -> CacheSetting | None:
-        """Return what ``--cache`` and ``cache`` of the evaluation file say together; None for no cache."""
+        """Return what ``--cache`` and ``cache`` of the evaluation file say together; None for no cache.
+
+        Raises `ConfigError` for an option that is neither an age nor a file.
+        """
         said = age if option is None else option
         if said is None or said == "off":
             return None
         seconds = age_seconds(said)
+        if seconds is None and not {".", "/"} & set(said):
+            raise ConfigError(
+                f"{said!r} is neither off, nor an age such as 30d, 12h or 90m, nor a file, whose name has a dot"
+                " or a slash"
+            )
         if seconds is None:
             return cls(Path(said).expanduser(), None if age is None else age_seconds(age))
         return cls(default_cache_path(env), seconds)

@@ -226,7 +226,7 @@ class TargetFields(StrictModel):
 
     _raw: dict[str, object] | None = PrivateAttr(default=None)
     #: Whether it is told which case a request is about, and who asks.
-    _is_told_case: ClassVar[bool] = True
+    _sees_case: ClassVar[bool] = True
     #: Whether its provider answers a request, if only with an error.
     _answers_requests: ClassVar[bool] = False
 
@@ -248,14 +248,14 @@ class TargetFields(StrictModel):
         return False
 
     @property
-    def is_told_case(self) -> bool:
+    def sees_case(self) -> bool:
         """Whether it is told which case a request is about, and who asks, so that its answer may depend on that."""
-        return self._is_told_case
+        return self._sees_case
 
     @property
     def is_cacheable(self) -> bool:
         """Whether runs may take its answers from their cache."""
-        return not self._is_told_case if self.cacheable is None else self.cacheable
+        return not self._sees_case if self.cacheable is None else self.cacheable
 
     @property
     def keeps_conversation(self) -> bool:

@@ -131,7 +131,7 @@ class ModelTarget(TargetFields):
     """Fields of every model."""
 
     _answers_requests = True
-    _is_told_case = False
+    _sees_case = False
 
     model: Annotated[str, Field(min_length=1)]
     """The provider's name of the model."""
@@ -284,7 +284,7 @@ class PydanticAITarget(ModelTarget):
 class MockTarget(TargetFields):
     """A target that needs no provider: it answers a fixed text, or echoes."""
 
-    _is_told_case = False
+    _sees_case = False
 
     provider: Literal["mock"]
     response: str | None = None

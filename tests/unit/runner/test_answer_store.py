@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from quintain.errors import ConfigError
 from quintain_runner.results.answer_store import AnswerStore, StoredAnswer, StoreUnusable
 from quintain_runner.results.cache_file import CacheSetting, network_file_system
 
@@ -142,3 +143,6 @@ def test_the_command_says_before_the_file_where_the_cache_is_and_how_old_answers
     assert CacheSetting.of("12h", "30d", env) == CacheSetting(own, DAY / 2)
     assert CacheSetting.of("a/file", "1d", env) == CacheSetting(Path("a/file"), DAY)
     assert CacheSetting.of("a/file", None, env) == CacheSetting(Path("a/file"), None)
+    for unclear in ("2w", "30", "30D", "on", ""):
+        with pytest.raises(ConfigError, match="neither"):
+            CacheSetting.of(unclear, None, env)

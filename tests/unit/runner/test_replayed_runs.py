@@ -88,7 +88,13 @@ async def test_rows_failures_programs_and_conversations_are_as_they_were(tmp_pat
     copy = tmp_path / "copy.sqlite3"
     with open_recording(first.output) as opened, closing(AnswerStore.open(copy)) as store:
         lines = [line.encode() for line in lines_of(opened)]
-        assert read_lines(lines, copy, store) == len(lines) - 1
+        assert read_lines(lines, copy, store) == len(lines) - 2
+        # Another editor's line ends, a byte order mark and an empty line change nothing; a cut at any line is named.
+        edited = [b"\xef\xbb\xbf" + lines[0] + b"\r\n", b"\r\n", *(line + b"\r\n" for line in lines[1:])]
+        assert read_lines(edited, copy, store) == len(lines) - 2
+        for cut in range(1, len(lines)):
+            with pytest.raises(ConfigError, match="not whole"):
+                read_lines(lines[:cut], copy, store)
         copied, original = ([one._replace(reply=b"") for one in each.answers()] for each in (store, opened))
         assert copied == original
     third = evaluation(tmp_path / "third")
