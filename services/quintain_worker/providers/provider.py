@@ -41,7 +41,7 @@ async def no_bill() -> None:
 
 
 #: Pieces of a stream are joined over this time, in seconds: each message costs the broker as much as a whole call.
-JOIN_SECONDS = 0.02
+JOIN_SECONDS = 0.05
 
 #: The longest retry-after that is accepted from a provider, in seconds.
 MAX_RETRY_AFTER_SECONDS = 24 * 3600.0
