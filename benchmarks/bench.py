@@ -49,8 +49,9 @@ MAX_OTHERS, OTHERS_SECONDS, BUSY_PART = 0.2, 3.0, 0.23
 
 #: With a provider over HTTP no recorded figure is judged, but the promise itself: what the CPU of all processes for a
 #: call is at most, as a part of that of the side named. A call with budget, ledger and broker costs no more than the
-#: vendor's own client alone; a stream costs at most twice a loop that only reads it (1.6 to 1.8 without other load). On a
-#: busy machine the loop reads many chunks at once, and is cheaper: it was 2.3 to 2.9 times at load averages of 6 to 10.
+#: vendor's own client alone; a stream costs about twice a loop that only reads it (1.6 to 2.2 without other load). On
+#: a busy machine the loop reads many chunks at once, and is cheaper: it was 2.3 to 2.9 times at load averages of 6 to
+#: 10.
 MOST_CPU: dict[providers.Row, tuple[str, float, float]] = {
     providers.Row(32): (providers.OPENAI, 1.0, 1.0),
     providers.Row(32, is_streamed=True): (providers.AIOHTTP, 2.0, 3.0),
