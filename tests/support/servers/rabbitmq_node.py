@@ -172,13 +172,16 @@ class Node:
         return version
 
     def answers(self) -> str:
-        """Return its version as soon as it answers. Raises `ServerUnavailable` where it ended or took too long."""
+        """Return its version as soon as it has started. Raises `ServerUnavailable` where it ended or took too long."""
         broker = self._broker
         assert broker is not None, "begin() comes first"
         try:
-            return wait_for_version(
+            version = wait_for_version(
                 lambda: read_version(self.url), timeout_seconds=_START_SECONDS, alive=lambda: broker.poll() is None
             )
+            # It listens before it has started, and enables no plugin until then.
+            self.admin.evaluate("ok = rabbit:await_startup()")
+            return version
         except ServerUnavailable as error:
             raise ServerUnavailable(f"{error}; the node's last output: {self._last_output()}") from error
 
