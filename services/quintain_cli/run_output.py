@@ -100,11 +100,9 @@ class Terminal(RunListener):
     def on_new_session(self, session: NewSession) -> None:
         """Say why there is a new session, and its limit."""
         calls = format_count(session.max_calls, "call")
-        if session.ended is None:
-            why = f"{calls} of a new session, because the plan changed"
-        else:
-            why = f"the earlier session {session.ended}; this run continues in a new one, with what is left: {calls}"
-        print_stderr(f"budget   {why}")
+        print_stderr(
+            f"budget   the earlier session {session.ended}; this run continues in a new one, with what is left: {calls}"
+        )
 
     def on_waiting(self, info: Info, targets: tuple[str, ...]) -> None:
         """Say which workers are missing."""

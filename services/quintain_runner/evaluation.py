@@ -20,8 +20,7 @@ import os
 import shutil
 from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -42,8 +41,10 @@ from quintain_runner.engine.run_settings import RunOptions, RunSettings, inspect
 from quintain_runner.engine.session import RunSessions, local_ledger_url, write_calls
 from quintain_runner.files import atomic_write, exclusive_lock
 from quintain_runner.report.report_files import flat_rows
+from quintain_runner.report.run_file import require_same_evaluation
 from quintain_runner.report.run_report import RunReport, read_report
 from quintain_runner.results.row import Row
+from quintain_runner.statistics.analysis import format_score
 
 Returned = TypeVar("Returned")
 
@@ -60,6 +61,9 @@ GraderFields = Grader[..., Any] | str | Mapping[str, object]
 class EvaluationResult:
     """The results of a run; ``report`` has its statistics and cost.
 
+    ``rows`` are one for each case, target, prompt and repeat, also those with errors. They stay what they are when the
+    folder is written again. Its ``repr`` is a table of the targets.
+
     Example::
 
         for row in result.rows:
@@ -67,6 +71,7 @@ class EvaluationResult:
     """
 
     report: RunReport
+    rows: Sequence[Row] = field(repr=False)
 
     @property
     def folder(self) -> Path:
@@ -83,10 +88,16 @@ class EvaluationResult:
         """The mean score of all graded rows, None if there are none. Errors are not in it."""
         return self.report.summary.total.mean_score
 
-    @cached_property
-    def rows(self) -> list[Row]:
-        """Every row: one for each case, target, prompt and repeat, also those with errors."""
-        return list(self.report.rows())
+    def __repr__(self) -> str:
+        """A line for each column: its counts, and its mean score."""
+        columns = self.report.summary.per_target
+        width = max(map(len, columns), default=0)
+        lines = [
+            f"{name:{width}}  {counts.passed}/{counts.graded} passed, {counts.errors} errors, "
+            f"mean score {format_score(counts.mean_score)}"
+            for name, counts in columns.items()
+        ]
+        return "\n".join([f"{self.folder}: {len(self.rows)} rows, exit code {self.exit_code}", *lines])
 
     def to_pandas(self) -> Any:
         """Return the rows as a ``pandas.DataFrame`` with the columns of ``quintain report --csv``.
@@ -101,17 +112,19 @@ class EvaluationResult:
             pandas = importlib.import_module("pandas")
         except ImportError:
             raise ConfigError("pandas is not installed: pip install pandas. Without it, use result.rows") from None
-        columns, rows = flat_rows(self.report)
+        columns, rows = flat_rows(self.report, self.rows)
         return pandas.DataFrame(list(rows), columns=columns)
 
 
-def run(
+def run(  # noqa: PLR0913 -- what users may say of a run
     path: str | Path,
     *,
     output: str | Path | None = None,
     config: str | Path | None = None,
     max_calls: int | None = None,
     max_cost_usd: float | None = None,
+    cache: str | None = None,
+    replay: str | Path | None = None,
 ) -> EvaluationResult:
     """Run an evaluation file as ``quintain run`` does, without output, and return its results.
 
@@ -119,6 +132,8 @@ def run(
     - ``config``: the configuration file, by default ``quintain.yaml`` beside the evaluation file or above.
     - ``max_calls``: the call budget, graders included.
     - ``max_cost_usd``: the most that the calls may cost, in US dollars, graders included.
+    - ``cache``: the age of answers that are taken from the cache, such as ``30d``, or ``off``, or a file.
+    - ``replay``: a recording, by its file or the folder of its run; nobody is asked then.
 
     It blocks, also in a notebook. A spent budget and rows with errors are no exception: see ``exit_code``. Raises
     `ConfigError` for wrong files, else a `QuintainError`.
@@ -137,9 +152,12 @@ def run(
         config=None if config is None else Path(config),
         max_calls=max_calls,
         max_cost_usd=cost_limit,
+        cache=cache,
+        replay=None if replay is None else Path(replay),
         command=f"quintain run {path}",
     )
-    return EvaluationResult(_run_blocking(execute_run(options)))
+    report = _run_blocking(execute_run(options))
+    return EvaluationResult(report, list(report.rows()))
 
 
 def evaluate(  # noqa: PLR0913 -- what users may say of an evaluation
@@ -151,6 +169,8 @@ def evaluate(  # noqa: PLR0913 -- what users may say of an evaluation
     config: str | Path | None = None,
     max_calls: int | None = None,
     max_cost_usd: float | None = None,
+    cache: str | None = None,
+    replay: str | Path | None = None,
 ) -> EvaluationResult:
     """Ask a target, or several, about each case, grade the answers, and return the results.
 
@@ -160,7 +180,7 @@ def evaluate(  # noqa: PLR0913 -- what users may say of an evaluation
       built-in graders such as ``"exact"``, or mappings as in an evaluation file. A function runs in a process of its
       own, so it must be in a module.
     - ``output``: the folder for the results; ``eval.yaml`` and ``cases.jsonl`` are written there, too.
-    - ``config``, ``max_calls`` and ``max_cost_usd``: as for `run`.
+    - ``config``, ``max_calls``, ``max_cost_usd``, ``cache`` and ``replay``: as for `run`.
 
     The same call again asks and grades only what changed. Raises as `run`, and `ConfigError` for a grader that is
     defined in the main program, in a notebook or inside a function.
@@ -182,7 +202,15 @@ def evaluate(  # noqa: PLR0913 -- what users may say of an evaluation
     for name, text in (("eval.yaml", write_yaml(content)), ("cases.jsonl", "\n".join(lines))):
         with atomic_write(folder / name) as file:
             file.write(f"{text}\n".encode(errors="backslashreplace"))
-    return run(folder / "eval.yaml", output=folder, config=config, max_calls=max_calls, max_cost_usd=max_cost_usd)
+    return run(
+        folder / "eval.yaml",
+        output=folder,
+        config=config,
+        max_calls=max_calls,
+        max_cost_usd=max_cost_usd,
+        cache=cache,
+        replay=replay,
+    )
 
 
 def _case_fields(case: CaseFields) -> dict[str, object]:
@@ -287,6 +315,8 @@ async def checked_run(options: RunOptions) -> RunSettings:
 async def execute_checked(run: RunSettings, listener: RunListener | None = None) -> RunReport:
     """Run an evaluation whose files are checked, and return its report. Raises as `run_evaluation`."""
     options, listener = run.options, listener or RunListener()
+    if not options.regrades:
+        require_same_evaluation(options.folder, run.evaluation)
     ledger_url = local_ledger_url(run)
     with exclusive_lock(options.folder, options.folder / ".lock"):
         async with _open_services(run, ledger_url, listener) as (backend, sessions):

@@ -103,7 +103,6 @@ def test_a_changed_model_and_changed_graders_give_new_answers_and_new_scores(
     regraded, said = asked(models, shell, command=("rescore", "runs/eval"))
     assert regraded == {"judge-model": 5}
     assert "calls    0 to 5" in said
-    assert "of a new session" in said
     one, _ = asked(models, shell, "--case", "case-2", "--target", "good", "--no-content", "--fresh")
     assert one == {"model-b": 1, "judge-model": 1}
     assert [row["output"] for row in rows_of(output)] == [None]

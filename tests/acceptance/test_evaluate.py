@@ -43,6 +43,10 @@ def test_cases_are_evaluated_and_only_what_is_new_is_asked(folder: Path, monkeyp
     assert (result.mean_score, result.exit_code, result.folder) == (0.5, 0, Path("runs/evaluate"))
     again = evaluate([*CASES, {"id": "c", "question": "y", "expected": "y"}], "echo", ["exact", own_graders.brief])
     assert (len(again.rows), again.report.summary.total.calls) == (3, 3)
+    assert len(result.rows) == 2, "rows are those of their call"
+    assert [line.split() for line in repr(again).splitlines()[1:]] == [
+        ["echo", "2/3", "passed,", "0", "errors,", "mean", "score", "0.667"]
+    ]
     monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=lambda rows, columns: (columns, rows)))  # type: ignore[arg-type]
     columns, rows = again.to_pandas()
     first = dict(zip(columns, rows[0], strict=True))
@@ -50,6 +54,15 @@ def test_cases_are_evaluated_and_only_what_is_new_is_asked(folder: Path, monkeyp
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(quintain.ConfigError, match="pandas"):
         again.to_pandas()
+
+
+def test_answers_come_from_the_cache_or_a_recording(folder: Path) -> None:
+    cache = str(folder / "cache.sqlite3")
+    first = evaluate(CASES, "echo", ["exact"], output="runs/first", cache=cache)
+    second = evaluate(CASES, "echo", ["exact"], output="runs/second", cache=cache)
+    assert [row.cached for row in (*first.rows, *second.rows)] == [0, 0, 1, 1]
+    replayed = evaluate(CASES, "echo", ["exact"], output="runs/third", replay="runs/first")
+    assert [(row.output, row.score) for row in replayed.rows] == [(row.output, row.score) for row in first.rows]
 
 
 async def test_a_file_is_run_while_an_event_loop_runs(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""A budget is that of one plan: when a session is continued, replaced and closed, and what a kill costs."""
+"""A budget is that of the run: when a session is continued, replaced and closed, and what a kill costs."""
 
 from __future__ import annotations
 
@@ -79,43 +79,54 @@ def record_of(folder: Path) -> Json:
     return record
 
 
-def test_a_changed_plan_has_a_budget_of_its_own_and_the_totals_count_both(
+def test_the_budget_is_of_the_run_whatever_changes_and_a_raised_limit_amends_it(
     judged_shell: CommandLine, models: Models
 ) -> None:
     folder = judged_shell.folder
-    judged_shell.run("run", "eval.yaml", "--max-calls", "12")
+    judged_shell.run("run", "eval.yaml", "--max-calls", "14")
     assert models.new_requests().total() == 12
-    first_session = record_of(folder)["sessionId"]
 
-    again = judged_shell.run("run", "eval.yaml", "--max-calls", "12")
-    assert models.new_requests().total() == 0
-    assert "new session" not in again.stderr
-    assert record_of(folder)["sessionId"] == first_session
-    assert record_of(folder)["bill"] is not None
-
+    # Its session is closed, as no trial was open: the next one has what is left.
     write_files(folder, cases=6, prompt_md="Is it right? Another text.")
-    parked = judged_shell.run("run", "eval.yaml", "--max-calls", "4", code=4)
-    assert "budget   4 calls of a new session, because the plan changed" in parked.stderr
-    assert "(4 of 4 calls)" in parked.stdout
-    assert models.new_requests() == {"judge": 4}
-    totals = totals_of(folder / OUTPUT)
-    assert (totals["calls"], totals["maxCalls"], totals["callsOfEarlierPlans"]) == (16, 4, 12)
-    assert judged_shell.run("report", "runs/eval", "--json").json["totals"] == totals
-
-    # The plan goes on in its session, with what is left of its budget.
-    second_session = record_of(folder)["sessionId"]
-    ended = judged_shell.run("run", "eval.yaml", "--max-calls", "6")
-    assert "new session" not in ended.stderr
+    stopped = judged_shell.run("run", "eval.yaml", "--max-calls", "14", code=4)
+    assert "what is left: 2 calls" in stopped.stderr
     assert models.new_requests() == {"judge": 2}
+    assert (totals_of(folder / OUTPUT)["calls"], totals_of(folder / OUTPUT)["maxCalls"]) == (14, 14)
+
+    # An open session stays that of the run, also where the plan changed once more.
+    open_session = record_of(folder)["sessionId"]
+    write_files(folder, cases=6, prompt_md="Is it right? A third text.")
+    judged_shell.run("run", "eval.yaml", "--max-calls", "14", code=4)
+    assert models.new_requests().total() == 0
+    ended = judged_shell.run("run", "eval.yaml", "--max-calls", "20")
+    assert "new session" not in ended.stderr
+    assert models.new_requests() == {"judge": 6}
     totals, record = totals_of(folder / OUTPUT), record_of(folder)
-    assert (totals["calls"], totals["maxCalls"], totals["callsOfEarlierPlans"]) == (18, 6, 12)
-    assert "callsWithoutRow" not in totals
-    assert record["sessionId"] == second_session
-    sessions = record["sessions"]
-    assert isinstance(sessions, list)
-    assert [session["sessionId"] for session in sessions] == [first_session, second_session]
+    assert (totals["calls"], totals["maxCalls"]) == (20, 20)
+    assert record["sessionId"] == open_session
+    assert judged_shell.run("report", "runs/eval", "--json").json["totals"] == totals
     calls = [json.loads(line) for line in (folder / OUTPUT / "calls.jsonl").read_text().splitlines()]
-    assert Counter(call["sessionId"] for call in calls) == {first_session: 12, second_session: 6}
+    assert Counter(call["sessionId"] == open_session for call in calls) == {False: 12, True: 8}
+
+    # Verdicts that are given again are of the same budget.
+    judged_shell.run("rescore", "runs/eval", "--max-calls", "23", code=4)
+    assert models.new_requests() == {"judge": 3}
+
+
+def test_the_results_of_another_evaluation_are_refused_and_keep_their_bill(
+    judged_shell: CommandLine, models: Models
+) -> None:
+    folder = judged_shell.folder
+    judged_shell.run("run", "eval.yaml")
+    bill = record_of(folder)["bill"]
+    models.new_requests()
+    (folder / "other.yaml").write_text(
+        "dataset: cases.jsonl\ntargets: [bot]\ngraders: [{name: same, builtin: exact}]\n"
+    )
+    refused = judged_shell.run("run", "other.yaml", "--output", "runs/eval", code=2)
+    assert "eval.yaml" in refused.stderr
+    assert (models.new_requests().total(), record_of(folder)["bill"]) == (0, bill)
+    judged_shell.run("run", "other.yaml", "--output", "runs/eval", "--fresh")
 
 
 def has_rows(folder: Path, count: int) -> Callable[[RunningCommand], bool]:

@@ -15,7 +15,7 @@ from quintain_runner.engine.backend import Backend
 from quintain_runner.engine.rerun_plan import RerunPlan
 from quintain_runner.engine.run import RunListener, run_evaluation
 from quintain_runner.engine.run_settings import ErrorPolicy, RunOptions, RunSettings
-from quintain_runner.engine.session import PlanSession, RunSessions
+from quintain_runner.engine.session import RunSession, RunSessions
 from quintain_runner.plan.dataset import open_dataset
 from quintain_runner.plan.trial_selection import select_trials
 from quintain_runner.report.progress_display import NoProgressDisplay, ProgressDisplay
@@ -118,8 +118,8 @@ class FakeSessions(RunSessions):
         super().__init__(run, backend)
         self.client = client
 
-    async def open(self, *, is_changed: bool, most_calls: int) -> PlanSession:
-        return PlanSession(client=self.client, session_id=(await self.client.get_info()).session_id)
+    async def open(self, *, most_calls: int) -> RunSession:
+        return RunSession(client=self.client, session_id=(await self.client.get_info()).session_id)
 
 
 @dataclass

@@ -197,7 +197,7 @@ def rescore(
         Path | None,
         typer.Argument(metavar="[EVAL.YAML]", help="Another evaluation file; by default the one of the run."),
     ] = None,
-    max_calls: Annotated[int | None, typer.Option(min=0, help="The call budget of the graders.")] = None,
+    max_calls: Annotated[int | None, typer.Option(min=0, help="The call budget of the whole run.")] = None,
     max_cost_usd: RunCostOption = None,
     config: ConfigOption = None,
     concurrency: ConcurrencyOption = DEFAULT_CONCURRENCY,
@@ -209,9 +209,9 @@ def rescore(
 ) -> None:
     """Grade the kept answers of a run again.
 
-    Judges are called anew, targets are not. The budget is that of a new session. Rows without an answer wait for
-    quintain run, which also asks again where a target changed since. Exit codes as of quintain run; 2 if rows do not
-    hold their answers.
+    Judges are called anew, targets are not. The budget is that of the run. Rows without an answer wait for quintain
+    run, which also asks again where a target changed since. Exit codes as of quintain run; 2 if rows do not hold their
+    answers.
     """
     evaluation = path or run_command(_evaluation_of(folder), as_json=as_json)
     resume = ["quintain", "run", str(evaluation), "--output", str(folder)]

@@ -17,7 +17,7 @@ from quintain.timings import Clock
 from quintain_runner.engine.backend import Backend
 from quintain_runner.engine.recording import Recording
 from quintain_runner.engine.run_settings import RunSettings
-from quintain_runner.engine.session import PlanSession, RunSessions
+from quintain_runner.engine.session import RunSession, RunSessions
 from quintain_runner.report.summary import CostLimit
 
 
@@ -71,11 +71,11 @@ class _ReplaySessions(RunSessions):
     async def __aexit__(self, *error: object) -> None:
         """Close nothing."""
 
-    async def open(self, *, is_changed: bool, most_calls: int) -> PlanSession:
+    async def open(self, *, most_calls: int) -> RunSession:
         """Give the recorded session; see `RunSessions.open`."""
-        del is_changed, most_calls
+        del most_calls
         session_id, where = self._recording.run.info.session_id, f"of the recording {self._recording.path}"
-        return PlanSession(client=self.client, session_id=session_id, calls_location=where, is_bounded=False)
+        return RunSession(client=self.client, session_id=session_id, calls_location=where, is_bounded=False)
 
     async def spent_parent(self) -> str | None:
         """Return None: no budget is spent."""

@@ -23,8 +23,6 @@ from quintain_runner.plan.changes import (
     NOT_JUDGED,
     Action,
     Decision,
-    PlanIdentity,
-    PlanIdentityBuilder,
     RerunPolicy,
     RunFingerprints,
     decide,
@@ -94,8 +92,8 @@ class RerunPlan:
     other tags, because a weight or ``by`` changed.
     ``left_out`` rows are of cases that the dataset does not have any more, and ``not_selected`` trials wait for a
     command that selects them. ``refused`` rows had to be graded again and do not hold their answer; ``refused_keys``
-    are the first of them. ``identity`` says whose budget the plan has. ``unknown`` are the targets whose workers
-    report no fingerprint: whether they changed, nobody knows.
+    are the first of them. ``unknown`` are the targets whose workers report no fingerprint: whether they changed, nobody
+    knows.
     ``different_seconds`` says of the targets that workers serve differently, how long they have.
     """
 
@@ -121,7 +119,6 @@ class RerunPlan:
     compared: int = 0
     unknown: tuple[str, ...] = ()
     different_seconds: Mapping[str, float] = field(default_factory=dict)
-    identity: PlanIdentity = field(default_factory=lambda: PlanIdentity(trials=""))
     #: Which cases ask the same first.
     occurrences: Occurrences = field(default_factory=Occurrences)
     _pending_cases: KeyHashSet = field(default_factory=KeyHashSet)
@@ -239,18 +236,14 @@ class Planner:
             policy=self.run.options.rerun_policy,
             calls_left=CallsLeft(grader_limits(self.run.evaluation, self.run.dataset.own_graders.limits)),
         )
-        identity = PlanIdentityBuilder()
-        replacements = self._replacements(plan, identity)
+        replacements = self._replacements(plan)
         while batch := await asyncio.to_thread(lambda: list(islice(replacements, _BATCH_ROWS))):
             await self.results.replace(batch)
-        plan.identity = identity.build(
-            self.comparisons.targets, self.run.evaluation.spec.repeats, self.comparisons.fingerprints
-        )
         return plan
 
     def _refuse_ungradable(self) -> None:
         plan = RerunPlan()
-        for _ in self._replacements(plan, PlanIdentityBuilder()):
+        for _ in self._replacements(plan):
             # What changed is written when nothing is refused.
             pass
         if plan.refused:
@@ -266,16 +259,14 @@ class Planner:
                 f"costs {calls} calls: `quintain run --fresh` asks for all"
             )
 
-    def _replacements(self, plan: RerunPlan, identity: PlanIdentityBuilder) -> Iterator[tuple[Row, Row]]:
+    def _replacements(self, plan: RerunPlan) -> Iterator[tuple[Row, Row]]:
         """Rows, and what they are to be from now on."""
         case_ids, found, scoring = KeyHashSet(), 0, Scoring.of(self.run.evaluation.spec)
         with self.run.open_cases() as cases:
             for case, is_selected in self.run.selection.cases.mark_cases(cases):
                 case_ids.add(key_hash(case.id))
                 for prompt in self.run.evaluation.prompts:
-                    asked = prompt.apply(case)
-                    identity.add(asked, prompt.name)
-                    plan.occurrences.add(asked, prompt.name)
+                    plan.occurrences.add(prompt.apply(case), prompt.name)
                 for question, row, decision in self._decide_on_case(plan, case, is_selected=is_selected):
                     found += 1
                     if (updated := self._updated_row(row, question.case, decision, plan, scoring)) != row:

@@ -32,7 +32,7 @@ from quintain_runner.engine.requirements import check_turns
 from quintain_runner.engine.rerun_plan import Planner, RerunPlan, run_fingerprints, target_references
 from quintain_runner.engine.run_settings import RunSettings
 from quintain_runner.engine.scheduler import ErrorLimit, TrialScheduler
-from quintain_runner.engine.session import NewSession, PlanSession, RunSessions, read_final_info, release_command
+from quintain_runner.engine.session import NewSession, RunSession, RunSessions, read_final_info, release_command
 from quintain_runner.engine.trial_budget import TrialBudget
 from quintain_runner.graders.base import GraderRunner, GradingContext, judge_references
 from quintain_runner.graders.factory import build_own, open_graders
@@ -118,7 +118,9 @@ async def run_evaluation(
         selection = run.selection.to_wire()
         record = record.with_command(options.command, fingerprints, plan.to_wire(), selection, run.overrides)
         listener.on_plan(plan)
-        session, record = await _open_session(sessions, plan, record)
+        session = await sessions.open(most_calls=plan.calls_left.most)
+        record = record.with_fields(session_id=session.session_id or record.session_id, calls=session.calls_location)
+        record = record.with_usage(session.ended_usage)
         execution = _Execution(
             run=run,
             backend=backend,
@@ -153,7 +155,7 @@ class _Execution:
 
     run: RunSettings
     backend: Backend
-    session: PlanSession
+    session: RunSession
     plan: RerunPlan
     comparisons: Comparisons
     results: ResultFile
@@ -374,27 +376,14 @@ class _Execution:
             self.progress_state.bill = bill.with_info(info)
 
 
-def update_budget(progress_state: ProgressState, info: Info, session: PlanSession, *, has_ended: bool = False) -> None:
-    """Copy the session's counters to the progress state, including the calls of earlier sessions of the plan.
+def update_budget(progress_state: ProgressState, info: Info, session: RunSession, *, has_ended: bool = False) -> None:
+    """Copy the session's counters to the progress state, including the calls of earlier sessions of the run.
 
     A call that is only reserved is none yet. One that runs counts when the run ``has_ended``: until then it may be
     refunded, and the counter would run backwards.
     """
-    earlier_calls = session.calls_of_earlier_sessions - session.calls_of_earlier_plans
+    earlier_calls = session.calls_of_earlier_sessions
     own_calls = info.call_count - info.reserved - (0 if has_ended else info.running)
     progress_state.budget.update(own_calls + earlier_calls, info.max_calls + earlier_calls)
-    progress_state.budget.calls_of_earlier_plans = session.calls_of_earlier_plans
     if (warning := progress_state.money.update(own_calls, info.cost, info.max_cost_usd)) is not None:
         progress_state.warnings.append(warning)
-
-
-async def _open_session(sessions: RunSessions, plan: RerunPlan, record: RunFile) -> tuple[PlanSession, RunFile]:
-    """Open the session of the plan: a new one, if an earlier plan had another identity; the record names it."""
-    identity, earlier, most_calls = plan.identity, record.plan, plan.calls_left.most
-    is_changed = earlier is not None and identity.is_changed_from(earlier)
-    session = await sessions.open(is_changed=is_changed, most_calls=most_calls)
-    if earlier is None or most_calls:
-        # A changed plan whose trials all wait has no budget yet: the command that executes them opens its session.
-        record = record.with_fields(plan=identity if earlier is None else identity.with_known_targets_of(earlier))
-    record = record.with_fields(session_id=session.session_id or record.session_id, calls=session.calls_location)
-    return session, record.with_usage(session.ended_usage)

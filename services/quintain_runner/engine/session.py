@@ -1,6 +1,6 @@
-"""The session of a run's plan. Its token is stored beside the results, so a resumed run uses the same budget.
+"""The session of a run. Its token is stored beside the results, so that all commands of the run share one budget.
 
-A plan that changed has a new session with a budget of its own; a run without open trials closes its session.
+A run without open trials closes its session; the next command opens another one, with what is left of the budget.
 """
 
 from __future__ import annotations
@@ -89,32 +89,29 @@ SESSION_SECONDS = 7 * 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlanSession:
-    """The session of a plan.
+class RunSession:
+    """The session of a run.
 
     ``session_id`` is None if there is nothing to call: then ``client`` is that of another session, which counts
-    nothing. ``calls_of_earlier_sessions`` were charged to other sessions of the run, ``calls_of_earlier_plans`` of them
-    before the plan changed. ``is_bounded`` says that the session's limit does not follow from what the plan needs.
-    ``ended_usage`` is what the calls took of a session that this one replaces, by its id.
+    nothing. ``calls_of_earlier_sessions`` were charged to other sessions of the run. ``is_bounded`` says that the
+    session's limit does not follow from what the plan needs. ``ended_usage`` is what the calls took of a session that
+    this one replaces, by its id.
     """
 
     client: Client
     session_id: str | None
     calls_location: str = CALLS_FILE_NAME
     calls_of_earlier_sessions: int = 0
-    calls_of_earlier_plans: int = 0
     is_bounded: bool = True
     ended_usage: Mapping[str, list[UsageLine]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class NewSession:
-    """A session of ``max_calls`` that takes the place of another, which ``ended`` for this reason; None if the plan
-    changed.
-    """
+    """A session of ``max_calls`` that takes the place of another, which ``ended`` for this reason."""
 
     max_calls: int
-    ended: str | None
+    ended: str
 
 
 class RunSessions:
@@ -160,18 +157,15 @@ class RunSessions:
                 with contextlib.suppress(Fault, BusError):
                     await self.client.close_session()
 
-    async def open(self, *, is_changed: bool, most_calls: int) -> PlanSession:
-        """Give the session of a plan: the stored one, or a new one if that ended or the plan changed.
+    async def open(self, *, most_calls: int) -> RunSession:
+        """Give the session of the run: the stored one, or a new one if that ended.
 
-        ``is_changed`` says whether an earlier plan had another identity: a changed plan has a budget of its own.
         ``most_calls`` is the most calls that this command can need, and 0 if it has nothing to do. Raises `ConfigError`
         if another limit is requested and may not be set.
         """
         if not self._is_valid and not most_calls:
-            return replace(self._plan_session(), session_id=None)
-        if self._is_valid and not (is_changed and most_calls):
-            return await self._set_limit(most_calls)
-        return await self._replace(most_calls, is_changed=is_changed)
+            return replace(self._run_session(), session_id=None)
+        return await (self._set_limit(most_calls) if self._is_valid else self._replace(most_calls))
 
     async def spent_parent(self) -> str | None:
         """Return the id of the session on whose budget this run draws, if that has no more calls left than its own."""
@@ -180,12 +174,12 @@ class RunSessions:
         return info.parent_id if left is not None and left <= info.max_calls - info.call_count else None
 
     async def spent_cost(self) -> CostLimit | None:
-        """Return the limit in money that this plan has, and what it cost at most, if it has calls left; else None.
+        """Return the limit in money that this run has, and what it cost at most, if it has calls left; else None.
 
         The limit is that of the session, which keeps it also where this command names none; or that of the session on
         which it draws, where that leaves less.
         """
-        info, earlier = await self.client.get_info(), self._stored.plan_cost_usd
+        info, earlier = await self.client.get_info(), self._stored.earlier_cost_usd
         left = None if info.cost is None else info.cost.left_usd
         if left is None or info.call_count >= info.max_calls:
             return None
@@ -205,43 +199,42 @@ class RunSessions:
         if not has_open_trials:
             await self.client.close_session()
 
-    async def _replace(self, most_calls: int, *, is_changed: bool) -> PlanSession:
+    async def _replace(self, most_calls: int) -> RunSession:
         """Open a new session, and close the one before."""
         before, own_calls, ended_usage = self.client, self._stored.own_calls, {}
         if self._is_valid:
             info = await before.get_info(usage=True)
             own_calls, ended_usage = info.call_count - info.reserved, {info.session_id: info.usage or []}
             self._stored = replace(self._stored, own_cost_usd=_most_cost_usd(info))
-        stored = self._stored.followed_by("", own_calls, is_changed=is_changed)
+        stored = self._stored.followed_by("", own_calls)
         limit = most_calls + self._run.spare_calls
         if self._is_bounded:
-            limit = max(0, self._run.max_calls - stored.plan_calls)
+            limit = max(0, self._run.max_calls - stored.earlier_calls)
         ended = "has too few calls" if self._is_valid else "is closed or expired"
-        self._on_new_session(NewSession(limit, ended=None if is_changed else ended))
-        plan_limit = self._plan_limit(stored)
-        cost_limit = None if plan_limit is None else _cost_left(plan_limit, stored)
+        self._on_new_session(NewSession(limit, ended))
+        run_limit = self._cost_limit(stored)
+        cost_limit = None if run_limit is None else _cost_left(run_limit, stored)
         token = await self._open_session(limit, cost_limit)
-        self._store(replace(stored, token=token, own_cost_usd=cost_limit or 0.0, max_cost_usd=plan_limit))
+        self._store(replace(stored, token=token, own_cost_usd=cost_limit or 0.0, max_cost_usd=run_limit))
         self.client = await self._stack.enter_async_context(self._backend.connect_session(token))
         # Closed when the new one is stored: a command that is killed between them leaves one that is known.
         with contextlib.suppress(Fault, BusError):
             await before.close_session()
         self._is_valid = True
-        return replace(self._plan_session(), ended_usage=ended_usage)
+        return replace(self._run_session(), ended_usage=ended_usage)
 
-    def _plan_session(self) -> PlanSession:
+    def _run_session(self) -> RunSession:
         stored = self._stored
-        return PlanSession(
+        return RunSession(
             client=self.client,
             session_id=stored.session_id,
             calls_location=fleet_calls_note(stored.session_id) if self._run.is_on_fleet else CALLS_FILE_NAME,
             calls_of_earlier_sessions=stored.earlier_calls + (0 if self._is_valid else stored.own_calls),
-            calls_of_earlier_plans=stored.earlier_plans_calls,
             is_bounded=self._is_bounded,
         )
 
-    async def _set_limit(self, most_calls: int) -> PlanSession:
-        """Set the session's limit to what is left of the plan's budget or, if the user named none, raise it to what the
+    async def _set_limit(self, most_calls: int) -> RunSession:
+        """Set the session's limit to what is left of the run's budget or, if the user named none, raise it to what the
         plan needs.
 
         Without an admin token another session takes its place, if the user's has more calls left; else the run stops at
@@ -251,19 +244,19 @@ class RunSessions:
         max_calls, max_body_bytes = self._run.max_calls, self._run.evaluation.spec.max_body_bytes
         weight, priority = self._run.weight, self._run.priority
         needed = info.call_count + most_calls + self._run.spare_calls
-        limit = max(0, max_calls - stored.plan_calls) if self._is_bounded else max(info.max_calls, needed)
-        cost_limit, plan_limit = info.max_cost_usd, self._plan_limit(stored)
+        limit = max(0, max_calls - stored.earlier_calls) if self._is_bounded else max(info.max_calls, needed)
+        cost_limit, run_limit = info.max_cost_usd, self._cost_limit(stored)
         if self._names_cost_limit:
-            cost_limit = None if plan_limit is None else _cost_left(plan_limit, stored)
+            cost_limit = None if run_limit is None else _cost_left(run_limit, stored)
         is_cost_unchanged = cost_limit == info.max_cost_usd
         is_size_unchanged = max_body_bytes in {None, info.max_body_bytes}
         is_share_unchanged = weight in {None, info.weight} and priority in {None, info.priority}
         is_unchanged = limit == info.max_calls and is_size_unchanged and is_share_unchanged and is_cost_unchanged
         if most_calls:
             # What the session may cost at most: a command that is killed does not count it.
-            self._store(replace(stored, own_cost_usd=cost_limit or 0.0, max_cost_usd=plan_limit))
+            self._store(replace(stored, own_cost_usd=cost_limit or 0.0, max_cost_usd=run_limit))
         if is_unchanged or not most_calls:
-            return self._plan_session()
+            return self._run_session()
         if self._backend.admin is not None:
             amendment = AmendSession(
                 session_id=info.session_id,
@@ -274,7 +267,7 @@ class RunSessions:
                 priority=priority,
             )
             await self._backend.admin.amend(amendment)
-            return self._plan_session()
+            return self._run_session()
         if not is_share_unchanged:
             raise ConfigError(
                 f"The session of this run has weight {info.weight} and priority {info.priority}: changing them needs "
@@ -286,13 +279,13 @@ class RunSessions:
             )
         own_left, parent_left = info.max_calls - info.call_count, await self._parent_calls_left(info)
         if limit > info.max_calls and parent_left is not None and parent_left > own_left:
-            return await self._replace(most_calls, is_changed=False)
+            return await self._replace(most_calls)
         if self._is_bounded:
             raise ConfigError(
-                f"This plan's budget is {info.max_calls + stored.plan_calls} calls, and {max_calls} are "
+                f"This run's budget is {info.max_calls + stored.earlier_calls} calls, and {max_calls} are "
                 "requested: changing it needs QUINTAIN_ADMIN_TOKEN"
             )
-        return self._plan_session()
+        return self._run_session()
 
     async def _parent_calls_left(self, info: Info) -> int | None:
         """Return the calls that the user's session has left; None if the run's is no child of it, or it has ended."""
@@ -311,8 +304,8 @@ class RunSessions:
         """Whether the user says what the limit in money is, or that there is none any more."""
         return self._run.max_cost_usd is not None or self._run.options.max_cost_usd == NO_LIMIT
 
-    def _plan_limit(self, stored: StoredSession) -> float | None:
-        """Return the limit of this plan in US dollars: what the user says, else the one that it has."""
+    def _cost_limit(self, stored: StoredSession) -> float | None:
+        """Return the limit of this run in US dollars: what the user says, else the one that it has."""
         return self._run.max_cost_usd if self._names_cost_limit else stored.max_cost_usd
 
     async def _open_session(self, max_calls: int, max_cost_usd: float | None = None) -> str:
@@ -349,11 +342,10 @@ def _most_cost_usd(info: Info) -> float:
     return 0.0 if cost is None else cost.spent_usd + cost.held_usd + cost.reserved_usd + cost.excess_usd
 
 
-def _cost_left(plan_limit: float, stored: StoredSession) -> float:
-    """Return what is left of a limit in US dollars for the plan's next calls. Raises `ConfigError` where nothing is."""
-    if (left := round(plan_limit - stored.plan_cost_usd, 12)) <= 0:
-        raise ConfigError(f"Earlier sessions of this run may have cost all of ${plan_limit}; raise max_cost_usd")
-    return left
+def _cost_left(run_limit: float, stored: StoredSession) -> float:
+    """Return what is left of a limit in US dollars for the next calls; where nothing is, the least amount, which no
+    call fits in."""
+    return max(_LEAST_USD, round(run_limit - stored.earlier_cost_usd, 12))
 
 
 async def _close_children(client: Client) -> None:

@@ -1,23 +1,17 @@
-"""Decides from fingerprints what becomes of a stored row, and whether a plan is still the one of its budget. No I/O."""
+"""Decides from fingerprints what becomes of a stored row. No I/O."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
-from pydantic import Field
-
 from quintain.config.fingerprint import fingerprint_of
-from quintain.contracts.message import Message
 from quintain.graders import Case
 from quintain_runner.plan.conversation import most_asks
 from quintain_runner.results.bill import SIMULATED_USER
 from quintain_runner.results.counts import ANSWERED, NeededCalls
 from quintain_runner.results.row import GraderRow, Row, RowFingerprints, RowStatus
-from quintain_runner.results.store import key_hash
 from quintain_runner.spec.graders import GraderSpec, judges_of
 
 
@@ -247,66 +241,3 @@ def _target_change(who: str, was: str | None, now: str | None, fingerprints: Run
     if before is None or after is None or before == after:
         return f"{who} changed"
     return f"{who}: model {before} → {after}"
-
-
-class PlanIdentity(Message):
-    """The identity of a plan: a plan with another one has another budget.
-
-    ``trials`` is a hash of the cases (in any order), the prompts, the repeats, and how often the run was graded again
-    on purpose; ``targets`` are hashes of each target's fingerprint and of its graders', and of those of the simulated
-    users, None where they are not known.
-    """
-
-    trials: str
-    targets: dict[str, str | None] = Field(default_factory=dict)
-
-    def is_changed_from(self, earlier: PlanIdentity) -> bool:
-        """Whether trials were added or changed since. What is not known, then or now, is no change."""
-        return self.trials != earlier.trials or any(
-            one is not None and earlier.targets.get(name, "") not in (None, one) for name, one in self.targets.items()
-        )
-
-    def with_known_targets_of(self, earlier: PlanIdentity) -> PlanIdentity:
-        """The identity, with what was known earlier of targets that are not known now."""
-        known = {name: one or earlier.targets.get(name) for name, one in self.targets.items()}
-        return PlanIdentity(trials=self.trials, targets=known)
-
-
-class PlanIdentityBuilder:
-    """Collects what is asked and compared in a plan, in any order and in constant memory."""
-
-    def __init__(self) -> None:
-        self._sum = 0
-        self._users: set[str] = set()
-
-    def add(self, case: Case, prompt: str | None) -> None:
-        """Add a case as it is asked under a prompt."""
-        if case.user is not None:
-            self._users.add(case.user.target)
-        own = (grader.fingerprint for grader in case.graders)
-        self._sum += key_hash(case.id, prompt or "", input_fingerprint(case), grading_fingerprint(case), *own)
-
-    def build(self, targets: Sequence[str], repeats: int, fingerprints: RunFingerprints) -> PlanIdentity:
-        """The identity of everything that was added, for these targets. Those without a place in ``fingerprints`` are
-        not known now.
-        """
-        return PlanIdentity(
-            trials=_sha256([self._sum, repeats, fingerprints.generation]),
-            targets={
-                **{f"{SIMULATED_USER} {name}": fingerprints.targets.get(name) for name in sorted(self._users)},
-                **{
-                    name: _sha256([fingerprints.targets[name], _sorted(fingerprints.graders_of(name))])
-                    if name in fingerprints.targets
-                    else None
-                    for name in targets
-                },
-            },
-        )
-
-
-def _sorted(fingerprints: Mapping[str, str | None]) -> list[tuple[str, str | None]]:
-    return sorted(fingerprints.items(), key=lambda item: item[0])
-
-
-def _sha256(content: object) -> str:
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()

@@ -111,11 +111,9 @@ class GraderProgress:
 
 
 class BudgetProgress:
-    """The call budget of the run's plan, as last read from the ledger."""
+    """The call budget of the run, as last read from the ledger."""
 
     def __init__(self) -> None:
-        #: The calls of the run before its plan changed: they are not counted against the budget.
-        self.calls_of_earlier_plans = 0
         self.calls = self.max_calls = 0
         #: The calls at the first read of this invocation, from which the rate is computed.
         self.initial_calls: int | None = None
@@ -128,7 +126,7 @@ class BudgetProgress:
 
 
 class MoneyProgress:
-    """What the session of the run's plan cost, as last read from the ledger.
+    """What the session of the run cost, as last read from the ledger.
 
     ``warn_at`` is the part of its limit at which a line says so, once, when so much is spent or held.
     """
@@ -206,17 +204,16 @@ class ProgressState:
         self.running: dict[RowKey, float] = {}
         #: What calls wait for at present, a line for each quota.
         self.waits: tuple[str, ...] = ()
-        self._calls_in_rows_before = self.calls_in_rows
         self.errors = ErrorLines()
 
     @property
     def calls(self) -> int:
-        """The calls that are known to be made: as last read from the ledger, or those of the plan's rows if more."""
-        return max(self.budget.calls, self._calls_in_rows_of_plan)
+        """The calls that are known to be made: as last read from the ledger, or those of the rows if more."""
+        return max(self.budget.calls, self.calls_in_rows)
 
     @property
     def money_text(self) -> str | None:
-        """What the plan cost so far, and about what it will; None where nothing is known of it."""
+        """What the run cost so far, and about what it will; None where nothing is known of it."""
         return self.money.text(self.projected_calls - self.calls)
 
     @property
@@ -224,13 +221,7 @@ class ProgressState:
         """The projected number of calls when this invocation is complete: those of rows, and those of trials that have
         not ended, some of whose calls the ledger counts already."""
         left = self.calls_open.estimate(self._grader_calls, deviations=0)
-        return max(self.calls, self._calls_in_rows_of_plan + left)
-
-    @property
-    def _calls_in_rows_of_plan(self) -> int:
-        """The calls in rows that are counted against the budget: without those of earlier plans."""
-        before = max(0, self._calls_in_rows_before - self.budget.calls_of_earlier_plans)
-        return before + self.calls_in_rows - self._calls_in_rows_before
+        return max(self.calls, self.calls_in_rows + left)
 
     @property
     def estimated_calls_left(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import csv
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from xml.sax.saxutils import XMLGenerator
@@ -38,7 +38,7 @@ def write_csv(path: Path, report: RunReport) -> None:
 
     Raises `QuintainError` if the file cannot be written.
     """
-    columns, rows = flat_rows(report)
+    columns, rows = flat_rows(report, report.rows())
     with atomic_write(path, mode=0o666) as file:
         file.write(codecs.BOM_UTF8)
         writer = csv.writer(codecs.getwriter("utf-8")(file))
@@ -47,8 +47,8 @@ def write_csv(path: Path, report: RunReport) -> None:
             writer.writerow([csv_cell(cell) if isinstance(cell, str) else cell for cell in row])
 
 
-def flat_rows(report: RunReport) -> tuple[list[str], Iterator[list[Cell]]]:
-    """The columns of a report's rows, and the cells of each row, read as they are needed."""
+def flat_rows(report: RunReport, shown: Iterable[Row]) -> tuple[list[str], Iterator[list[Cell]]]:
+    """The columns of a report's rows, and the cells of each of the ``shown`` rows, read as they are needed."""
     graders = list(
         dict.fromkeys(name for statistics in report.analysis.targets.values() for name in statistics.graders)
     )
@@ -61,7 +61,7 @@ def flat_rows(report: RunReport) -> tuple[list[str], Iterator[list[Cell]]]:
     columns += _TRAILING_COLUMNS
 
     def cells() -> Iterator[list[Cell]]:
-        for row in report.rows():
+        for row in shown:
             names: list[Cell] = [row.case_id, row.target, *([row.prompt] if has_prompts else [])]
             yield [*names, *_cells(row, graders, judges)]
 

@@ -21,7 +21,7 @@ from quintain.contracts.message import Message
 from quintain.contracts.session import UsageLine
 from quintain.errors import BadRequest, ConfigError
 from quintain_runner.files import atomic_write
-from quintain_runner.plan.changes import PlanIdentity, RunFingerprints
+from quintain_runner.plan.changes import RunFingerprints
 from quintain_runner.report.summary import ColumnTotals, ExitCode, ParkedTarget, RunSummary, RunTotals
 from quintain_runner.results.answer import is_zero
 from quintain_runner.results.bill import Bill
@@ -134,9 +134,9 @@ class RecordedFingerprints(Message):
 class RunFile(Message):
     """The content of ``run.json``.
 
-    ``session_id`` is the session of the last command that opened one, and ``calls`` says where its calls are. ``plan``
-    is the identity of the plan whose budget was opened last. ``generation`` counts how often the run was graded again
-    on purpose. ``history`` has what each command did, the first one first.
+    ``session_id`` is the session of the last command that opened one, and ``calls`` says where its calls are.
+    ``generation`` counts how often the run was graded again on purpose. ``history`` has what each command did, the
+    first one first.
     """
 
     schema_version: int = 1
@@ -148,7 +148,6 @@ class RunFile(Message):
     #: The targets as configured; they contain no keys.
     cards: list[TargetCard] = Field(default_factory=list)
     fingerprints: RecordedFingerprints = RecordedFingerprints()
-    plan: PlanIdentity | None = None
     generation: int = 0
     #: The model judges by their names, each with the text of its prompt.
     judges: dict[str, JsonValue] = Field(default_factory=dict, exclude_if=operator.not_)
@@ -314,6 +313,25 @@ def open_run(
     )
 
 
+def require_same_evaluation(folder: Path, evaluation: Evaluation) -> None:
+    """Raise `ConfigError` if a folder holds the results of another evaluation, whose bill would be mixed with this one.
+
+    That is one whose file has another place, and content that no command ran. Places are not compared where the file
+    is not there any more, seen from the working folder, and has the same name.
+    """
+    if not (folder / FILE_NAME).exists():
+        return
+    record = read_run(folder)
+    was = Path(record.configuration.evaluation)
+    is_same_place = was.resolve() == evaluation.path.resolve()
+    is_moved = was.name == evaluation.path.name and not was.exists()
+    is_known = evaluation.sha256 in {command.get("evaluationSha256") for command in record.history}
+    if not (is_same_place or is_moved or is_known):
+        raise ConfigError(
+            f"{folder} holds the results of {was}, not of {evaluation.path}; give another folder with --output"
+        )
+
+
 def write_run(folder: Path, run: RunFile, *, ended: bool) -> RunFile:
     """Write ``run.json`` atomically, and return what it says; ``ended`` says whether the run has ended.
 
@@ -321,7 +339,7 @@ def write_run(folder: Path, run: RunFile, *, ended: bool) -> RunFile:
     """
     run = run.with_fields(ended_at=_now()) if ended else run.with_fields(ended_at=None, exit_code=None)
     fields = run.model_dump(by_alias=True, exclude_none=True, mode="json", exclude=_COUNTS)
-    nulls = dict.fromkeys(("revision", "sessionId", "plan", "endedAt", "exitCode"))
+    nulls = dict.fromkeys(("revision", "sessionId", "endedAt", "exitCode"))
     content = {**nulls, **fields, **run.counts_to_json()}
     with atomic_write(folder / FILE_NAME) as file:
         file.write(json.dumps(content, indent=2, ensure_ascii=False).encode() + b"\n")

@@ -100,8 +100,7 @@ def _counted(folder: Path, run: RunFile) -> RunSummary:
         repeats=run.configuration.repeats,
         resume_state=read_resume_state(folder),
     )
-    state.budget.update(totals.plan_calls, totals.max_calls)
-    state.budget.calls_of_earlier_plans = totals.calls_of_earlier_plans
+    state.budget.update(totals.calls, totals.max_calls)
     counted = summarize(
         state,
         threshold=recorded.threshold,

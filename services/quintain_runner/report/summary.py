@@ -92,8 +92,7 @@ class ColumnTotals(TrialCounts):
 
 
 class RunTotals(TrialCounts):
-    """The counts of a whole run. ``calls`` are those of all its sessions in the ledger; ``max_calls`` bounds its plan,
-    and ``calls_of_earlier_plans`` of the calls are not counted against it.
+    """The counts of a whole run. ``calls`` are those of all its sessions in the ledger, which ``max_calls`` bounds.
 
     ``lost_turns`` of conversations were lost with the workers that held them, and asked again. ``uncompared`` rows lack
     a comparison that the last command was to make. ``calls_without_row`` of the calls are in no row: agents made them,
@@ -103,16 +102,10 @@ class RunTotals(TrialCounts):
 
     cases: int = 0
     max_calls: int = 0
-    calls_of_earlier_plans: int = Field(default=0, exclude_if=is_zero)
     calls_without_row: int = Field(default=0, exclude_if=is_zero)
     lost_turns: int = Field(default=0, exclude_if=is_zero)
     uncompared: int = Field(default=0, exclude_if=is_zero)
     calls_left: int = Field(default=0, exclude_if=is_zero)
-
-    @property
-    def plan_calls(self) -> int:
-        """The calls that are counted against ``max_calls``."""
-        return self.calls - self.calls_of_earlier_plans
 
 
 class CostLimit(NamedTuple):
@@ -181,14 +174,12 @@ def summarize(
     budget, and ``results`` is the path of the rows.
     """
     tallies, budget, cases = progress_state.tallies, progress_state.budget, progress_state.cases
-    calls = budget.calls + budget.calls_of_earlier_plans
     counts = {
         **_counts(list(tallies.values())),
         "cases": cases,
-        "calls": calls,
+        "calls": budget.calls,
         "max_calls": budget.max_calls,
-        "calls_of_earlier_plans": budget.calls_of_earlier_plans,
-        "calls_without_row": max(0, calls - progress_state.calls_in_rows),
+        "calls_without_row": max(0, budget.calls - progress_state.calls_in_rows),
         "uncompared": progress_state.rows_to_compare - progress_state.compared_rows,
         "lost_turns": sum(tally.lost_turns for tally in tallies.values()),
         "calls_left": progress_state.estimated_calls_left,
@@ -241,7 +232,7 @@ def exit_line(summary: RunSummary, command: str) -> str:
 
 def budget_to_finish(summary: RunSummary) -> int:
     """The ``max_calls`` with which the remaining trials can be executed too."""
-    return summary.total.plan_calls + max(1, summary.total.calls_left)
+    return summary.total.calls + max(1, summary.total.calls_left)
 
 
 def _open_trials_text(total: RunTotals) -> str:
@@ -256,7 +247,7 @@ def _open_trials_text(total: RunTotals) -> str:
 def _spent_text(summary: RunSummary, command: str) -> str:
     """The reason and the next command of a run whose budget is spent, or that of the session on which it draws."""
     total = summary.total
-    needed, spent = budget_to_finish(summary), f"{total.plan_calls} of {total.max_calls} calls"
+    needed, spent = budget_to_finish(summary), f"{total.calls} of {total.max_calls} calls"
     kept = f"{_open_trials_text(total)} and every row so far is kept."
     how = "by what the graded ones took" if total.graded else "at most"
     if summary.cost_limit is not None:
@@ -268,7 +259,7 @@ def _spent_text(summary: RunSummary, command: str) -> str:
         )
     return (
         f"session {parent}, that of QUINTAIN_SESSION_TOKEN, has too few calls left (this run made {spent}), {kept} It "
-        f"takes {needed - total.plan_calls} calls more, {how}. When whoever opened that session has raised its limit "
+        f"takes {needed - total.calls} calls more, {how}. When whoever opened that session has raised its limit "
         f"(PATCH /sessions/{parent} with QUINTAIN_ADMIN_TOKEN), to finish: {command} --max-calls "
         f"{max(needed, total.max_calls)}"
     )

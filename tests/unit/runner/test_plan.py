@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from quintain.contracts.invoke import InvokeSettings
 from quintain.errors import ConfigError
 from quintain.graders import Case
-from quintain_runner.plan.changes import PlanIdentity, PlanIdentityBuilder, RerunPolicy, RunFingerprints
+from quintain_runner.plan.changes import RerunPolicy, RunFingerprints
 from quintain_runner.plan.trials import (
     FindRow,
     check_targets_available,
@@ -133,29 +132,3 @@ def test_a_target_the_session_cannot_call_is_refused_before_any_call() -> None:
     check_targets_available([("targets", "bot")], ["bot"])
     with pytest.raises(ConfigError, match="judge_target: unknown target 'juge'; did you mean 'judge'"):
         check_targets_available([("targets", "bot"), ("graders[0].judge_target", "juge")], ["bot", "judge"])
-
-
-def plan_identity(
-    cases: Sequence[Case], *, generation: int = 0, repeats: int = 1, **targets: str | None
-) -> PlanIdentity:
-    builder = PlanIdentityBuilder()
-    for case in cases:
-        builder.add(case, None)
-    return builder.build(["bot"], repeats, RunFingerprints(targets=targets, generation=generation))
-
-
-def test_more_cases_repeats_or_verdicts_and_a_changed_target_are_another_plan_and_another_order_is_none() -> None:
-    one, two = Case(id="1", question="a"), Case(id="2", question="b")
-    before = plan_identity([one, two], bot="x")
-    assert not plan_identity([two, one], bot="x").is_changed_from(before)
-    assert not plan_identity([one, two]).is_changed_from(before), "what is not known is no change"
-    for changed in (
-        plan_identity([one, two, Case(id="3", question="c")], bot="x"),
-        plan_identity([one, Case(id="2", question="other")], bot="x"),
-        plan_identity([one, two], bot="x", generation=1),
-        plan_identity([one, two], bot="x", repeats=2),
-        plan_identity([one, two], bot="y"),
-    ):
-        assert changed.is_changed_from(before)
-    unknown = plan_identity([one, two]).with_known_targets_of(before)
-    assert plan_identity([one, two], bot="y").is_changed_from(unknown)

@@ -10,7 +10,7 @@ import pytest
 from quintain.contracts.invoke import InvokeRequest
 from quintain.errors import BrokerUnavailable, ConfigError
 from quintain_runner.engine.run import update_budget
-from quintain_runner.engine.session import PlanSession
+from quintain_runner.engine.session import RunSession
 from quintain_runner.report.progress import ProgressState
 from quintain_runner.results.counts import ResumeState
 from quintain_runner.results.row import Row, RowKey
@@ -41,7 +41,7 @@ async def test_only_so_many_trials_exist_at_once(tmp_path: Path) -> None:
 async def test_a_call_that_is_refunded_does_not_make_the_counter_run_backwards(tmp_path: Path) -> None:
     client = FakeClient()
     board = ProgressState(["bot"], cases=100, repeats=1, resume_state=ResumeState())
-    session, shown = PlanSession(client=client, session_id="s"), []
+    session, shown = RunSession(client=client, session_id="s"), []
     for charged, running in ((141, 60), (85, 4), (139, 50)):
         info = (await client.get_info()).model_copy(update={"call_count": charged, "running": running})
         update_budget(board, info, session)
