@@ -43,13 +43,15 @@ def evaluation_page() -> str:
 
 def configuration_page() -> str:
     """Return the page of the configuration."""
-    kinds = {name: _fields(model) for name, model in TARGET_MODELS.items()}
+    names = {model: [name for name, each in TARGET_MODELS.items() if each is model] for model in TARGET_MODELS.values()}
+    models: dict[str, type[BaseModel]] = {", ".join(of): model for model, of in names.items()}
+    kinds = {name: _fields(model) for name, model in models.items()}
     return (
         "# The configuration file\n\n"
         "`quintain.yaml` has `targets`: a map by name, or a list of `{name: …}`; and `quotas`, a map by name. Any "
         "value may be `${{ NAME }}` or `${{ NAME:-default }}`, read from the environment. `quintain schema config` "
         "prints this as JSON schema; [the guide](../configuration.md) has examples.\n\n"
-        + _kinds("target", kinds, dict(TARGET_MODELS))
+        + _kinds("target", kinds, models)
         + "".join(_section([key for key in place if key != "*"][-1], model) for place, model in NESTED_MODELS.items())
         + _section("quotas: each", QuotaConfig)
         + _section("quotas: concurrency", QuotaConcurrency)

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from quintain.config.loader import Config, load_config
+from quintain.config.targets import TARGET_MODELS
 from quintain.errors import ConfigError
 from quintain_runner.spec.evaluation import load_evaluation
 
-KNOWN = "agent, anthropic, command, http, mock, openai, pydantic-ai, python, target"
+KNOWN = ", ".join(TARGET_MODELS)
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from typing import Annotated, Final
 import typer
 
 from quintain.config.secrets import find_variables, missing_variable_errors
+from quintain.config.vendors import KEY_VARIABLES, VENDORS
 from quintain.config.yaml_file import parse_yaml, write_yaml
 from quintain.errors import ConfigError
 from quintain.settings import environment, with_secrets
@@ -165,23 +166,31 @@ class ProviderChoice:
     comment: str
 
 
+#: A small model of each vendor, in the order in which they are offered.
+_MODELS: Final[Mapping[str, str]] = {
+    "openai": "gpt-4o-mini", "anthropic": "claude-haiku-4-5", "google": "gemini-2.5-flash",
+    "mistral": "mistral-small-latest", "groq": "llama-3.1-8b-instant", "openrouter": "openai/gpt-4o-mini",
+    "deepseek": "deepseek-chat", "xai": "grok-3-mini", "cohere": "command-r7b-12-2024",
+    "together": "meta-llama/Llama-3.3-70B-Instruct-Turbo", "azure": "gpt-4o-mini", "ollama": "llama3.2",
+    "vllm": "Qwen/Qwen2.5-7B-Instruct",
+}  # fmt: skip
+
+
+def _vendor_choice(provider: str, model: str) -> ProviderChoice:
+    key = KEY_VARIABLES.get(provider)
+    target: dict[str, object] = {"provider": provider, "model": model}
+    if key is None:
+        target["base_url"] = VENDORS[provider].base_url
+        return ProviderChoice(key=None, target=target, comment="A server of your own: set its base_url and a model.")
+    if provider == "azure":
+        target["base_url"] = "https://NAME.openai.azure.com/openai/v1"
+    comment = f"{key} is read from the environment."
+    return ProviderChoice(key=key, target={**target, "api_key": f"${{{{ {key} }}}}"}, comment=comment)
+
+
 #: By name, in the order in which they are suggested: the first one whose key is set, else `mock`.
 PROVIDERS: Final[Mapping[str, ProviderChoice]] = {
-    "openai": ProviderChoice(
-        key="OPENAI_API_KEY",
-        target={"provider": "openai", "model": "gpt-4o-mini", "api_key": "${{ OPENAI_API_KEY }}"},
-        comment="OPENAI_API_KEY is read from the environment.",
-    ),
-    "anthropic": ProviderChoice(
-        key="ANTHROPIC_API_KEY",
-        target={"provider": "anthropic", "model": "claude-haiku-4-5", "api_key": "${{ ANTHROPIC_API_KEY }}"},
-        comment="ANTHROPIC_API_KEY is read from the environment.",
-    ),
-    "ollama": ProviderChoice(
-        key=None,
-        target={"provider": "openai", "model": "llama3.2", "base_url": "http://127.0.0.1:11434/v1"},
-        comment="Any server with OpenAI's API: set its base_url and a model.",
-    ),
+    **{name: _vendor_choice(name, model) for name, model in _MODELS.items()},
     "agent": ProviderChoice(
         key=None,
         target={"provider": "agent", "agent": "agent:agent"},

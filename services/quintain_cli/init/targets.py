@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
 from typing import Any
 
+from quintain.config.vendors import KEY_VARIABLES, VENDORS
 from quintain_cli.init.carried import FILE_PREFIX, At, CarriedEvaluation, Found, JsonDict, mapping, read_document
 
 #: The name of a setting there → ours.
@@ -21,16 +21,8 @@ _SETTINGS_OF_AGENTV = {
     "api_key": "api_key", "workers": "max_concurrency", "api_format": "api",
 }  # fmt: skip
 
-#: The beginning of a provider's id → the provider, the variable of its key, and its base URL.
-_PROVIDERS: Mapping[str, tuple[str, str | None, str | None]] = {
-    "openai": ("openai", "OPENAI_API_KEY", None),
-    "anthropic": ("anthropic", "ANTHROPIC_API_KEY", None),
-    "openrouter": ("openai", "OPENROUTER_API_KEY", "https://openrouter.ai/api/v1"),
-    "ollama": ("openai", None, "http://127.0.0.1:11434/v1"),
-    "mistral": ("openai", "MISTRAL_API_KEY", "https://api.mistral.ai/v1"),
-    "groq": ("openai", "GROQ_API_KEY", "https://api.groq.com/openai/v1"),
-    "gemini": ("openai", "GEMINI_API_KEY", "https://generativelanguage.googleapis.com/v1beta/openai/"),
-}
+#: The beginning of a provider's id → our name of the vendor, where that is another one.
+_VENDORS_THERE = {"gemini": "google", "togetherai": "together"}
 
 #: What may stand between a provider's name and its model, and the API that it means.
 _KINDS = {"chat": "", "messages": "", "responses": "responses", "embedding": "embeddings", "embeddings": "embeddings"}
@@ -116,16 +108,17 @@ def _target(carried: CarriedEvaluation, identifier: str, settings: JsonDict, at:
         return _local(carried, settings, at)
     family, *rest = identifier.split(":")
     api = _KINDS[rest.pop(0)] if rest and rest[0] in _KINDS else ""
-    if family not in _PROVIDERS or not ("".join(rest) or carried.is_agentv) or (rest and rest[0] in _OTHER_KINDS):
+    provider = _VENDORS_THERE.get(family, family)
+    is_known = provider in VENDORS or provider == "anthropic"
+    if not is_known or not ("".join(rest) or carried.is_agentv) or (rest and rest[0] in _OTHER_KINDS):
         raise ValueError("no counterpart; add a target to quintain.yaml")
-    provider, variable, base_url = _PROVIDERS[family]
+    variable = KEY_VARIABLES.get(provider)
     named = _VARIABLE.fullmatch(str(settings.get("apiKey")))
     # AgentV writes the key itself, as a setting.
     variable = named[1] if named else settings.get("apiKeyEnvar", None if carried.is_agentv and not rest else variable)
     by_id = {
         "provider": provider,
         "model": ":".join(rest),
-        "base_url": base_url,
         "api": api,
         "api_key": variable and f"${{{{ {variable} }}}}",
     }

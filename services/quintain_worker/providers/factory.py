@@ -11,6 +11,7 @@ from quintain.config.fingerprint import module_digests, unseen_warnings
 from quintain.config.program_targets import PLACEHOLDERS, AgentTarget, CommandTarget, PythonTarget
 from quintain.config.python_imports import command_imports
 from quintain.config.targets import TargetConfig
+from quintain.config.vendors import VENDORS
 from quintain.errors import ConfigError
 from quintain.programs.program import (
     Program,
@@ -39,7 +40,7 @@ _FACTORIES = {
     "command": "quintain_worker.providers.agents.command:command_provider",
     "http": "quintain_worker.providers.agents.http_endpoint:http_provider",
     "mock": "quintain_worker.providers.mock:mock_provider",
-    "openai": "quintain_worker.providers.model_api:model_provider",
+    **dict.fromkeys(VENDORS, "quintain_worker.providers.model_api:model_provider"),
     "pydantic-ai": "quintain_worker.providers.pydantic_ai:pydantic_ai_provider",
     "python": "quintain_worker.providers.python_callable:python_provider",
     "target": "quintain_worker.providers.agents.remote_target:remote_target_provider",

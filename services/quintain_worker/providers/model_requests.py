@@ -55,6 +55,7 @@ class RequestBuilder:
     def __init__(self, target: OpenAITarget | AnthropicTarget) -> None:
         self.apis: tuple[ApiName, ...] = target.apis
         self._model = target.model
+        self._takes_stream_options = isinstance(target, AnthropicTarget) or target.takes_stream_options
         self._defaults = target.default_settings
         self._default_chat = settings_of(self._defaults)
         #: The API in which it is asked for conversations: chat where it has it.
@@ -184,7 +185,7 @@ class RequestBuilder:
             members["store"] = False
         if stream:
             members["stream"] = True
-            if api in {"chat", "completions"}:
+            if api in {"chat", "completions"} and self._takes_stream_options:
                 members["stream_options"] = {"include_usage": True}
         return members
 

@@ -184,6 +184,10 @@ def read_usage(api: str, usage: Any) -> TokenUsage | None:
     if None in values[:2] or not all(value is None or count_of(value) is not None for value in values):
         return None
     given, output, cached, cache_write, reasoning, *for_an_hour = values
+    # xAI and Google count what a model thought in the total alone, and bill it as output
+    # (https://docs.x.ai/docs/key-information/consumption-and-rate-limits).
+    if api in {"chat", "responses"} and (total := count_of(usage.get("total_tokens"))) is not None:
+        output = max(output, total - given)
     outside = (cached or 0) + (cache_write or 0) if api == "messages" else 0
     counted = TokenUsage.unchecked(  # `count_of` has checked them
         input=given + outside,

@@ -24,6 +24,7 @@ from quintain.config.secrets import (
 )
 from quintain.config.target_fields import NESTED_MODELS, UNRESOLVED_CONTEXT_KEY
 from quintain.config.targets import TARGET_MODELS, QuotaConcurrency, QuotaConfig, TargetConfig
+from quintain.config.vendors import KEY_VARIABLES
 from quintain.config.yaml_file import read_yaml
 from quintain.contracts.values import TARGET_NAME_PATTERN, is_target_name
 from quintain.errors import ConfigError
@@ -121,9 +122,6 @@ def find_config(start: Path) -> Path | None:
 TOP_LEVEL = ("targets", "quotas")
 
 _NO_TARGETS = "targets: no target is configured; add one, such as targets: {demo: {provider: mock}}"
-
-#: The default of ``api_key``, used if no ``base_url`` points to another server.
-_DEFAULT_API_KEYS = {"openai": "${{ OPENAI_API_KEY }}", "anthropic": "${{ ANTHROPIC_API_KEY }}"}
 
 RawTargets = dict[str, dict[str, object]]
 
@@ -231,10 +229,10 @@ def _check_names(named_targets: Iterable[tuple[object, object]], errors: list[st
 
 def _with_default_api_key(target: dict[str, object]) -> dict[str, object]:
     # With a base_url there is no default key: the vendor's key must not be sent to another server.
-    key = _DEFAULT_API_KEYS.get(str(target.get("provider")))
-    if key is None or target.get("api_key") is not None or target.get("base_url") is not None:
+    variable = KEY_VARIABLES.get(str(target.get("provider")))
+    if variable is None or target.get("api_key") is not None or target.get("base_url") is not None:
         return target
-    return {**target, "api_key": key}
+    return {**target, "api_key": f"${{{{ {variable} }}}}"}
 
 
 def _validate_target(
@@ -276,7 +274,7 @@ Schema = dict[str, JsonValue]
 
 def config_schema() -> Schema:
     """Return the JSON schema of ``quintain.yaml``: targets as a map or AgentV's list of ``{name: …}``, and quotas."""
-    models_of_file = [*TARGET_MODELS.values(), QuotaConfig]
+    models_of_file = [*dict.fromkeys(TARGET_MODELS.values()), QuotaConfig]
     _, schema = models_json_schema(
         [(model, "validation") for model in models_of_file], schema_generator=DescribedSchema
     )

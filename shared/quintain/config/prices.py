@@ -13,7 +13,15 @@ from urllib.parse import urlsplit
 from pydantic import Field, PlainSerializer
 
 from quintain.config.program_targets import ProgramTarget
-from quintain.config.targets import AnthropicTarget, OpenAITarget, PydanticAITarget, TargetConfig, TargetTarget
+from quintain.config.targets import (
+    AnthropicTarget,
+    ModelTarget,
+    OpenAITarget,
+    PydanticAITarget,
+    TargetConfig,
+    TargetTarget,
+)
+from quintain.config.vendors import VENDORS
 from quintain.contracts.invoke import TokenUsage
 from quintain.contracts.message import Message
 from quintain.runtime.lazy_module import LazyModule
@@ -152,10 +160,9 @@ def target_price(target: TargetConfig) -> Price | None:
     their targets.
     """
     price = _price_of(target)
-    base_url = getattr(target, "base_url", None)
-    if price is None or price.failed_tries is not None or base_url is None:
+    if price is None or price.failed_tries is not None or not isinstance(target, ModelTarget):
         return price
-    is_free = urlsplit(base_url).hostname in FREE_FAILURES
+    is_free = urlsplit(target.url or "").hostname in FREE_FAILURES
     return price.model_copy(update={"failed_tries": "free"}) if is_free else price
 
 
@@ -164,7 +171,9 @@ def _price_of(target: TargetConfig) -> Price | None:
         return Price.model_validate(configured.model_dump())
     if isinstance(target, PydanticAITarget):
         vendor, _, model = target.model.partition(":")
-    elif isinstance(target, OpenAITarget | AnthropicTarget):
+    elif isinstance(target, OpenAITarget):
+        vendor, model = VENDORS[target.provider].price_list or target.provider, target.model
+    elif isinstance(target, AnthropicTarget):
         vendor, model = target.provider, target.model
     else:
         has_child = isinstance(target, ProgramTarget | TargetTarget) and target.child_session is not None

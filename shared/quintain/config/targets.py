@@ -27,6 +27,7 @@ from quintain.config.target_fields import (
     WatchedTarget,
     is_unresolved,
 )
+from quintain.config.vendors import VENDORS, OpenAIEndpoint, OpenAIVendor
 from quintain.contracts.api_request import ApiName
 from quintain.contracts.invoke import InvokeSettings
 from quintain.contracts.ledger import TargetCard
@@ -93,9 +94,8 @@ def quota_of(target: TargetConfig, quotas: Mapping[str, QuotaConfig]) -> QuotaCa
     if isinstance(target, HttpTarget):
         url, key, model = target.url, "\n".join(target.secrets), None
     else:
-        # Of other vendors only the vendor is known where no URL is given.
-        own = target.url if isinstance(target, OpenAITarget | AnthropicTarget) else target.base_url
-        url, key, model = own or target.model.partition(":")[0], target.key, target.model
+        # Of pydantic-ai's vendors only the vendor is known where no URL is given.
+        url, key, model = target.url or target.model.partition(":")[0], target.key, target.model
 
     def digest(*parts: str) -> str:
         return hmac.new(key.encode(), "\n".join((target.provider, url, *parts)).encode(), hashlib.sha256).hexdigest()
@@ -155,6 +155,11 @@ class ModelTarget(TargetFields):
     """Other settings of calls that set none themselves."""
 
     @property
+    def url(self) -> str | None:
+        """Where the API is, if that is known."""
+        return self.base_url
+
+    @property
     def key(self) -> str:
         """The key of its provider; empty where it has none."""
         return "" if self.api_key is None else self.api_key.get_secret_value().strip()
@@ -201,11 +206,7 @@ class _ApiTarget(ModelTarget, WatchedTarget):
     """What the provider may run or load itself, such as web_search. If absent, calls that ask for it are refused."""
 
 
-#: The endpoints of OpenAI's API.
-OpenAIEndpoint = Literal["chat", "responses", "completions", "embeddings"]
-OPENAI_ENDPOINTS: tuple[OpenAIEndpoint, ...] = ("chat", "responses", "completions", "embeddings")
-
-#: One of them, or a list.
+#: One endpoint of OpenAI's API, or a list.
 Endpoints = Annotated[
     list[OpenAIEndpoint],
     BeforeValidator(
@@ -216,16 +217,30 @@ Endpoints = Annotated[
 
 
 class OpenAITarget(_ApiTarget):
-    """A model behind OpenAI's API or, with ``base_url``, behind any compatible server."""
+    """A model behind OpenAI's API: at OpenAI, at another vendor or, with ``base_url``, at any compatible server."""
 
-    provider: Literal["openai"]
+    provider: OpenAIVendor
+    """The vendor, which decides the default of base_url, api and api_key."""
     api: Endpoints | None = None
-    """The endpoints that it has. If absent, all of OpenAI's own; of another server, all but responses."""
+    """The endpoints that it has. If absent, those of the vendor; of openai with another server, all but responses."""
+
+    @model_validator(mode="after")
+    def _check_address(self) -> Self:
+        if self.provider == "azure" and self.base_url is None:
+            raise ValueError("base_url: write your resource's, such as https://NAME.openai.azure.com/openai/v1")
+        if self.provider == "azure" and self.api_key is None:
+            raise ValueError("api_key: name the variable of your resource's key, such as ${{ AZURE_OPENAI_API_KEY }}")
+        return self
 
     @property
     def url(self) -> str:
         """Where the API is."""
-        return self.base_url or "https://api.openai.com/v1"
+        return self.base_url or VENDORS[self.provider].base_url or ""
+
+    @property
+    def takes_stream_options(self) -> bool:
+        """Whether a stream may be asked for its usage."""
+        return VENDORS[self.provider].takes_stream_options
 
     @property
     def is_vendors_host(self) -> bool:
@@ -235,9 +250,10 @@ class OpenAITarget(_ApiTarget):
     @property
     def apis(self) -> tuple[ApiName, ...]:
         """The endpoints that it has."""
-        if self.api is None:
-            return OPENAI_ENDPOINTS if self.is_vendors_host else ("chat", "completions", "embeddings")
-        return tuple(self.api)
+        if self.api is not None:
+            return tuple(self.api)
+        is_another_server = self.provider == "openai" and not self.is_vendors_host
+        return ("chat", "completions", "embeddings") if is_another_server else VENDORS[self.provider].apis
 
 
 class AnthropicTarget(_ApiTarget):
@@ -349,7 +365,7 @@ TARGET_MODELS: dict[str, type[_AnyTarget]] = {
     "command": CommandTarget,
     "http": HttpTarget,
     "mock": MockTarget,
-    "openai": OpenAITarget,
+    **dict.fromkeys(VENDORS, OpenAITarget),
     "pydantic-ai": PydanticAITarget,
     "python": PythonTarget,
     "target": TargetTarget,

@@ -154,8 +154,8 @@ def _id_attributes(**ids: str | None) -> dict[str, AttributeValue]:
     return {attribute_names[name]: value[:MAX_VALUE_LENGTH] for name, value in ids.items() if value}
 
 
-#: Provider kinds that are models; all others count as agents.
-MODELS = frozenset({"openai", "anthropic", "pydantic-ai", "mock"})
+#: Provider kinds that are agents; all others are models.
+AGENTS = frozenset({"agent", "command", "http", "python", "target"})
 
 #: The recorded request settings: from the field of `InvokeSettings` to the attribute.
 _SETTINGS = {
@@ -167,7 +167,7 @@ _SETTINGS = {
 
 def provider_span(target: str, provider: str, model: str | None, request: InvokeRequest | ApiRequest) -> SpanStart:
     """Return the span of a provider call: ``chat`` for a model, ``invoke_agent`` for anything else."""
-    operation = "chat" if provider in MODELS else "invoke_agent"
+    operation = "invoke_agent" if provider in AGENTS else "chat"
     name = (model or target) if operation == "chat" else target
     attributes: dict[str, AttributeValue] = {
         "gen_ai.operation.name": operation,
