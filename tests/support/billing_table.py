@@ -64,8 +64,9 @@ class BillingTable:
         if not is_reached:
             wanted = wanted._replace(tries=0)
         if row == THROTTLED and has_quota:
-            # It waits until its deadline, uncounted, and its reservation ends: there is no charge to give back.
-            assert ended.tries > 2
+            # It waits until its deadline, and its reservation ends: there is no charge to give back. How many tries
+            # that is depends on how busy the machine is.
+            assert ended.tries > 0
             wanted = wanted._replace(tries=ended.tries, refunded=0)
         assert ended == wanted, name
 
