@@ -36,6 +36,7 @@ from quintain_runner.engine.run_settings import RunOptions, RunSettings
 from quintain_runner.engine.session import NewSession
 from quintain_runner.evaluation import execute_run
 from quintain_runner.graders.program import unconfined_programs
+from quintain_runner.report.headline import headline
 from quintain_runner.report.notes import account_lines, parked_target_notes
 from quintain_runner.report.progress_display import progress_display
 from quintain_runner.report.report_files import write_csv, write_junit, write_markdown
@@ -223,7 +224,8 @@ def format_size(cases: int, prompts: Sequence[str], targets: Sequence[str], repe
 
 
 def print_report(report: RunReport, command: str) -> None:
-    """Print the result tables, the cost and the exit line; ``command`` is the command that resumes the run."""
+    """Print the result in a sentence, its tables, the cost and the exit line; ``command`` resumes the run."""
+    print_paragraph(" ".join(filter(None, headline(report.summary, report.analysis, report.bill))))
     for table in run_tables(report):
         print_table(table)
     summary = report.summary
@@ -267,7 +269,13 @@ def print_table(text_table: TextTable) -> None:
     for table in rich_tables(text_table, console.width):
         console.print(table)
     for line in text_table.notes:
-        console.print(plain_line(line), markup=False, soft_wrap=True)
+        print_paragraph(line)
+
+
+def print_paragraph(text: str) -> None:
+    """Print a line that breaks between words where a terminal is narrower."""
+    console = stdout_console()
+    console.print(plain_line(text, max_length=1_000), markup=False, highlight=False, soft_wrap=not console.is_terminal)
 
 
 def report_to_json(report: RunReport) -> dict[str, object]:

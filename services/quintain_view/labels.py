@@ -47,12 +47,12 @@ def agreement_tables(folder: Path) -> list[TextTable]:
     if lines := list(_apart_lines(rows, apart)):
         notes_below = ["these labels do not estimate how good a grader is: the answers were not chosen at random"]
         columns = ("grader", "answers", "labels", "agrees with")
-        tables.append(TextTable("agreement with other labels", columns, lines, 2, notes=notes_below))
+        tables.append(TextTable("Agreement with other labels", columns, lines, 2, notes=notes_below))
     if gone := [key for key in list(labels)[:_MAX_LABELED] if key not in rows]:
         named = ", ".join(key.case_id for key in gone[:_NAMED]) + (", …" if len(gone) > _NAMED else "")
         text = "these labels are of answers that this run does not have any more: the cases were asked again"
         tables.append(
-            TextTable("labels of earlier answers", ("cases", "labels"), [(named, f"{len(gone):,}")], notes=[text])
+            TextTable("Labels of earlier answers", ("cases", "labels"), [(named, f"{len(gone):,}")], notes=[text])
         )
     return tables
 

@@ -139,7 +139,7 @@ def columns_over_time(lines: Sequence[RunLine], name: str) -> tuple[TextTable, d
         for column in columns
     }
     rows = [(run, started, *(_rate_text(rates.get(column)) for column in columns)) for run, started, rates in runs]
-    return TextTable("passed, with 95 % intervals", ("run", "started", *columns), rows), points
+    return TextTable("Passed, with 95 % intervals", ("run", "started", *columns), rows), points
 
 
 def _rates(run: RunFile) -> dict[str, PassAndScore]:

@@ -31,7 +31,7 @@ def comparison_tables(comparison: Comparison) -> Iterator[TextTable]:
         by_grader: list[_Labeled] = [
             ((name, _target_label(target)), target.graders[name]) for name in graders for target in targets
         ]
-        yield _comparison_table("by grader", ("grader", "target"), by_grader, len(targets))
+        yield _comparison_table("By grader", ("grader", "target"), by_grader, len(targets))
 
 
 def _comparison_table(title: str, names: tuple[str, ...], compared: Sequence[_Labeled], targets: int) -> TextTable:

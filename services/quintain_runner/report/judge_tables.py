@@ -45,7 +45,7 @@ def juries_table(analysis: Analysis) -> TextTable:
     ]
     columns = ("jury", "judge", "votes", "missing", "passed", "lean", "mean score", "lean")
     notes.append("lean: how much more than the other judges on the same answers")
-    return TextTable("by judge", columns, rows, name_columns=2, notes=notes)
+    return TextTable("By judge", columns, rows, name_columns=2, notes=notes)
 
 
 def pairwise_tables(name: str, statistics: PairwiseStatistics) -> Iterator[TextTable]:
@@ -61,14 +61,14 @@ def pairwise_tables(name: str, statistics: PairwiseStatistics) -> Iterator[TextT
         bias_text(statistics.position_bias),
     ]
     columns = ("target", "wins", "ties", "losses", "win rate", "95 %", "strength")
-    yield TextTable(f"pairwise: {name}", columns, rows, notes=notes)
+    yield TextTable(f"Pairwise: {name}", columns, rows, notes=notes)
     holm = f", Holm over {len(statistics.pairs)} pairs" if several else ""
     notes = [f"p of a win rate of 50 %, by random signs over cases{holm}; * below {SIGNIFICANCE_LEVEL}"]
     if len(statistics.pairs) > MAX_SHOWN_PAIRS:
         notes.append(f"{len(statistics.pairs) - MAX_SHOWN_PAIRS} pairs more are in run.json")
     shown = [_pair_cells(pair) for pair in statistics.pairs[:MAX_SHOWN_PAIRS]]
     columns = ("pair", "wins", "ties", "losses", "win rate", "95 %", "p")
-    yield TextTable(f"pairs: {name}", columns, shown, notes=notes)
+    yield TextTable(f"Pairs: {name}", columns, shown, notes=notes)
 
 
 def bias_text(bias: PositionBias) -> str:

@@ -12,6 +12,7 @@ from xml.sax.saxutils import XMLGenerator
 
 from quintain.errors import QuintainError
 from quintain_runner.files import atomic_write
+from quintain_runner.report.headline import headline
 from quintain_runner.report.notes import account_lines, parked_target_notes
 from quintain_runner.report.run_report import RunReport
 from quintain_runner.report.summary import (
@@ -123,7 +124,9 @@ def render_markdown(report: RunReport, command: str) -> str:
     """The report as a Markdown page."""
     page = io.StringIO()
     outcome = markdown_code_span(exit_line(report.summary, command), max_length=1000)
-    page.write(f"## {markdown_code_span(report.run.name)}\n\n{outcome}\n")
+    first = headline(report.summary, report.analysis, report.bill)
+    page.write(f"## {markdown_code_span(report.run.name)}\n\n{_escape_markdown(' '.join(filter(None, first)))}\n")
+    page.write(f"\n{outcome}\n")
     for note in parked_target_notes(report.summary):
         page.write(f"\n{markdown_code_span(note, max_length=1000)}\n")
     for table in (*run_tables(report), *([] if report.bill is None else [bill_table(report.bill)])):
@@ -141,6 +144,7 @@ def render_markdown(report: RunReport, command: str) -> str:
 
 def markdown_table_lines(table: TextTable) -> Iterator[str]:
     """A table as Markdown lines: its title as a heading, the table and its notes."""
+    table = table.without_empty_columns()
     yield f"### {_escape_markdown(table.title)}\n\n"
     rows = [*table.rows, table.total] if table.total else table.rows
     shown = [

@@ -227,7 +227,7 @@ def _tag_table(field: str, analysis: Analysis) -> TextTable:
         for column, measured in by_column.items()
     ]
     columns = (field, "target", "rows", "passed", "95 %", "mean score", "95 %")
-    return TextTable(f"by {field}", (*columns, *((reduced.reducer, "95 %") if reduced else ())), rows, name_columns=2)
+    return TextTable(f"By {field}", (*columns, *((reduced.reducer, "95 %") if reduced else ())), rows, name_columns=2)
 
 
 def _title(summary: RunSummary) -> str:
@@ -267,7 +267,7 @@ def _graders_table(analysis: Analysis) -> TextTable:
         if (measured := statistics.graders.get(grader)) is not None
     ]
     columns = ("grader", "target", "passed", "95 %", "mean score", "95 %", *(("reduced", "95 %") if reduced else ()))
-    return TextTable("by grader", columns, rows, name_columns=2)
+    return TextTable("By grader", columns, rows, name_columns=2)
 
 
 def _pairs_table(analysis: Analysis, summary: RunSummary) -> TextTable:
@@ -282,5 +282,9 @@ def _pairs_table(analysis: Analysis, summary: RunSummary) -> TextTable:
     if len(analysis.pairs) > MAX_SHOWN_PAIRS:
         notes.append(f"{len(analysis.pairs) - MAX_SHOWN_PAIRS} pairs more: {summary.results.with_name('run.json')}")
     return TextTable(
-        "paired", ("the same cases", "", "difference", "95 %", "+ / -", "p"), rows, name_columns=2, notes=notes
+        "Paired differences",
+        ("the same cases", "", "difference", "95 %", "+ / -", "p"),
+        rows,
+        name_columns=2,
+        notes=notes,
     )

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
 from quintain_runner.results.bill import BILL_COLUMNS, Bill, bill_cells, bill_rows, tries_text
+from quintain_runner.statistics.analysis import MISSING
 from quintain_runner.untrusted import plain_line, plain_text
+
+#: What a cell shows that has no value.
+_NO_VALUE = {"", MISSING}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +30,28 @@ class TextTable:
     #: Explanations below the table, one sentence each.
     notes: list[str] = field(default_factory=list)
 
+    def without_empty_columns(self) -> TextTable:
+        """The table without the columns that have no value in any row, but with those of names."""
+        rows = [*self.rows, *([] if self.total is None else [self.total])]
+        kept = [
+            number
+            for number in range(len(self.columns))
+            if number < self.name_columns or any(row[number] not in _NO_VALUE for row in rows)
+        ]
+
+        def narrowed(row: tuple[str, ...]) -> tuple[str, ...]:
+            return tuple(row[number] for number in kept)
+
+        total = None if self.total is None else narrowed(self.total)
+        return replace(self, columns=narrowed(self.columns), rows=[narrowed(row) for row in self.rows], total=total)
+
 
 def rich_tables(text_table: TextTable, width: int) -> list[Table]:
     """A text table as rich tables, without its notes: several, each with the names, where one is wider than ``width``.
 
     So no number is broken in two; a name is, where names take more than half of the width.
     """
+    text_table = text_table.without_empty_columns()
     widths = [_column_width(text_table, number) for number in range(len(text_table.columns))]
     names = range(text_table.name_columns)
     room = width - 1 - min(sum(widths[number] for number in names), width // 2)
@@ -68,7 +88,7 @@ def _column_width(text_table: TextTable, number: int) -> int:
 def bill_table(bill: Bill) -> TextTable:
     """The table of a bill: what calls took by target, by grader and by role, and in all."""
     return TextTable(
-        "bill",
+        "Bill",
         BILL_COLUMNS,
         [bill_cells(*row) for row in bill_rows(bill)],
         name_columns=2,

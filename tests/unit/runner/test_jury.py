@@ -158,7 +158,7 @@ async def test_a_row_has_every_vote_and_records_tables_files_and_pages_show_them
     counted = {"votes": 3, "missing": 0, "passRate": rate, "meanScore": rate, "leanPass": lean, "leanScore": lean}
     assert told["judges"]["cyd"] == counted
     report = read_report(folder.output)
-    table = next(table for table in run_tables(report) if table.title == "by judge")
+    table = next(table for table in run_tables(report) if table.title == "By judge")
     assert [row[1:4] for row in table.rows] == [("ada", "2", "1"), ("bob", "3", "0"), ("cyd", "3", "0")]
     write_csv(tmp_path / "rows.csv", report)
     with (tmp_path / "rows.csv").open(encoding="utf-8-sig", newline="") as file:

@@ -131,7 +131,7 @@ def test_each_criterion_of_a_rubric_has_columns_of_its_own(tmp_path: Path) -> No
         "quality · short score": "0.25", "quality · short pass": "0",
     }  # fmt: skip
     assert last["quality · right score"] == ""
-    (by_grader,) = [table for table in run_tables(report) if table.title == "by grader"]
+    (by_grader,) = [table for table in run_tables(report) if table.title == "By grader"]
     assert [row[0] for row in by_grader.rows] == ["quality", "quality · right", "quality · short"]
     assert [(row[2], row[4]) for row in by_grader.rows] == [("100 %", "0.625"), ("100 %", "0.750"), ("0 %", "0.250")]
     bare = rows[0].without_content()
@@ -162,9 +162,10 @@ def test_csv_has_a_line_per_row_and_two_columns_per_grader(tmp_path: Path) -> No
 
 def test_markdown_shows_the_tables_and_what_did_not_pass(tmp_path: Path) -> None:
     page = render_markdown(two_targets(tmp_path / "run"), COMMAND)
-    assert page.startswith("## `eval`\n\n`exit 1: 1 of 8 trials erred")
+    assert page.startswith("## `eval`\n\nother passes 50 points more than bot")
+    assert "\n`exit 1: 1 of 8 trials erred" in page
     assert "| `bot` | 1/2 | 9-91 % | 0.625 | 0.25-1.00 | 1 |" in page
-    assert "### paired" in page
+    assert "### Paired differences" in page
     assert "| `2` | `bot` | 0.250 | `same: failed` | `answer` |" in page
     assert "| `3` | `bot` | - | `provider_error: it broke` |" in page
     assert "`1` | `other`" not in page
