@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 from pydantic import ConfigDict, JsonValue, TypeAdapter, ValidationError
@@ -148,28 +150,32 @@ _ASKS_NOTHING = f"{_QUESTION_OR_MESSAGES}, or turns (a list of texts), or user (
 ParsedRow = tuple[int, Case | InvalidLine]
 
 
-def parse_jsonl(lines: Iterable[bytes]) -> Iterator[ParsedRow]:
+#: The dataset's own name of each field that has another one there, by ours.
+FieldNames = Mapping[str, str]
+
+
+def parse_jsonl(lines: Iterable[bytes], names: FieldNames | None = None) -> Iterator[ParsedRow]:
     """Parse JSON lines, one case per line; blank lines are skipped, and errors are returned in place of cases."""
     for number, value in json_lines(lines, EXAMPLE_LINE):
-        yield number, _case_or_error(parse_case, value)
+        yield number, _case_or_error(partial(parse_case, names=names), value)
 
 
-def parse_csv(lines: Iterable[bytes]) -> Iterator[ParsedRow]:
+def parse_csv(lines: Iterable[bytes], names: FieldNames | None = None) -> Iterator[ParsedRow]:
     """Parse CSV with a header row, one case per row. An empty cell is an absent field; errors are returned in place of
     cases.
     """
-    for number, row in csv_rows(lines, required="id"):
-        yield number, _case_or_error(_case_from_cells, row)
+    for number, row in csv_rows(lines, required=("id",) if names is None else names.values()):
+        yield number, _case_or_error(partial(_case_from_cells, names=names), row)
 
 
-def parse_yaml_list(lines: Iterable[bytes], name: str) -> Iterator[ParsedRow]:
+def parse_yaml_list(lines: Iterable[bytes], name: str, names: FieldNames | None = None) -> Iterator[ParsedRow]:
     """Parse a YAML list of cases; errors of cases are returned in their place. Raises `ConfigError`, which begins with
     the file's ``name``, for what is no such list.
     """
     document = parse_yaml(decode_text(lines, name).replace("\r\n", "\n"), name)
     if not isinstance(document.value, list | None):
         raise ConfigError(f"{name}: line {document.line(())}: it is no list of cases; write - {EXAMPLE_LINE}")
-    rows = parse_jsonl(json.dumps(value).encode() for value in document.value or [])
+    rows = parse_jsonl((json.dumps(value).encode() for value in document.value or []), names)
     yield from ((document.line((number - 1,)), row) for number, row in rows)
 
 
@@ -180,14 +186,31 @@ def _case_or_error(parse: Callable[[T], Case], value: T | InvalidLine) -> Case |
         return invalid_line
 
 
-def parse_case(value: JsonValue) -> Case:
+def parse_case(value: JsonValue, names: FieldNames | None = None) -> Case:
     """Make a case of the JSON of one line. Raises `InvalidLine`."""
     if not isinstance(value, dict):
         raise InvalidLine(f"it is not an object; write {EXAMPLE_LINE}")
-    return case_from_fields({**value})
+    for theirs in (names or {}).values():
+        if theirs not in value:
+            raise InvalidLine(f"it has no {theirs!r}, which dataset.fields names; it has {', '.join(sorted(value))}")
+    return case_from_fields({**value} if names is None else _with_our_names(value, names))
 
 
-def _case_from_cells(row: dict[str, str]) -> Case:
+def _with_our_names(row: Mapping[str, object], names: FieldNames) -> dict[str, object]:
+    """The fields of a row by our names; without an id it has the hash of the row. Raises `InvalidLine`."""
+    taken = set(names.values())
+    for ours, theirs in names.items():
+        if ours in row and ours not in taken:
+            raise InvalidLine(f"{ours}: dataset.fields takes it from {theirs!r}, and the row has both; rename one")
+    renamed = {key: value for key, value in row.items() if key not in taken}
+    renamed |= {ours: row[theirs] for ours, theirs in names.items() if theirs in row}
+    if "id" not in renamed:
+        text = json.dumps(row, sort_keys=True, default=str)
+        renamed["id"] = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return renamed
+
+
+def _case_from_cells(row: dict[str, str], names: FieldNames | None = None) -> Case:
     """Build a case from the cells of a row: the column ``NAME:json`` has the JSON of a field, and ``grader:KIND`` what
     a grader of the case compares with. Raises `InvalidLine`."""
     fields: dict[str, object] = {}
@@ -203,7 +226,9 @@ def _case_from_cells(row: dict[str, str]) -> Case:
         elif cell:
             fields[column] = cell
     own = fields.get("graders", [])
-    return case_from_fields({**fields, **({"graders": [*own, *graders]} if graders and isinstance(own, list) else {})})
+    if graders and isinstance(own, list):
+        fields["graders"] = [*own, *graders]
+    return case_from_fields(fields if names is None else _with_our_names(fields, names))
 
 
 def _json_of_cell(column: str, cell: str) -> JsonValue:

@@ -37,6 +37,7 @@ from quintain.runtime.text_files import InvalidLine
 from quintain_runner.files import MAX_REPORTED_ERRORS, atomic_write
 from quintain_runner.plan.cases import (
     EXAMPLE_LINE,
+    FieldNames,
     OwnGraderStats,
     ParsedRow,
     expected_text,
@@ -68,6 +69,7 @@ from quintain_runner.spec.templates import TemplateError
 class CaseSource:
     """A file of cases, its format, and the selection of its rows.
 
+    ``fields`` are the dataset's own names of fields by ours, if it has others; then a row without an id has its hash.
     ``prompts`` are what is asked about each case; where they ask the case itself, it needs a question or messages.
     ``grader_names`` are those of the evaluation's graders, which no case's own grader has. ``judges_only``: of a case's
     own graders only the judges are read.
@@ -75,6 +77,7 @@ class CaseSource:
 
     path: Path
     format: Literal["jsonl", "csv", "yaml"] = "jsonl"
+    fields: FieldNames | None = None
     prompts: tuple[Prompt, ...] = (CASE_AS_IT_IS,)
     grader_names: frozenset[str] = frozenset()
     judges_only: bool = False
@@ -256,9 +259,10 @@ def _row_error(row: Case | InvalidLine, seen_ids: KeyHashSet) -> str | None:
 
 def _dataset_hash(sha256: str, spec: DatasetSpec) -> str:
     """The hash of the dataset: of the file's content, and of its selection if it has one."""
-    if spec.selects_all_rows:
+    if spec.selects_all_rows and spec.fields is None:
         return sha256
-    selection = spec.model_dump(include={"where", "sample", "seed", "limit"})
+    names = set() if spec.fields is None else {"fields"}
+    selection = spec.model_dump(include={"where", "sample", "seed", "limit", *names})
     return hashlib.sha256(json.dumps([sha256, selection], sort_keys=True).encode()).hexdigest()
 
 
@@ -276,9 +280,9 @@ def _parsed_rows(source: CaseSource, on_line: Callable[[bytes], object] = len) -
         with source.path.open("rb") as file:
             lines = _observed_lines(file, on_line)
             if source.format == "yaml":
-                rows = parse_yaml_list(lines, str(source.path))
+                rows = parse_yaml_list(lines, str(source.path), source.fields)
             else:
-                rows = parse_csv(lines) if source.format == "csv" else parse_jsonl(lines)
+                rows = (parse_csv if source.format == "csv" else parse_jsonl)(lines, source.fields)
             if any(prompt.asks_the_case for prompt in source.prompts):
                 rows = ((number, require_question(row)) for number, row in rows)
             yield from ((number, _with_graders(row, source)) for number, row in rows)
@@ -322,6 +326,7 @@ def open_dataset(
     source = CaseSource(
         path=evaluation.folder / (spec.file or ""),
         format=spec.case_format,
+        fields=spec.fields,
         prompts=evaluation.prompts,
         grader_names=evaluation.grader_names,
         judges_only=evaluation.judges_only,

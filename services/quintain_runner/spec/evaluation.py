@@ -59,6 +59,10 @@ class DatasetSpec(SpecModel):
     """csv: a header row, then one row per case; yaml: a list of cases. If absent, a file whose name ends with .csv is
     CSV, and with .yaml or .yml YAML; everything else is jsonl.
     """
+    fields: dict[NonEmptyString, NonEmptyString] | None = None
+    """The dataset's own names of fields, by ours, such as {question: problem, expected: answer}. Then a row without an
+    id has the hash of its content as its id.
+    """
     where: dict[NonEmptyString, Scalar | list[Scalar]] = Field(default_factory=dict)
     """Select only rows in which each of these fields equals the value, or one of the listed values. Dots in a field
     name lead into nested objects.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import csv
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 from quintain.contracts.message import MAX_BODY_BYTES
@@ -70,12 +70,14 @@ def text_lines(lines: Iterable[bytes]) -> Iterator[tuple[int, str]]:
         yield number, text
 
 
-def csv_rows(lines: Iterable[bytes], *, required: str = "") -> Iterator[tuple[int, dict[str, str] | InvalidLine]]:
+def csv_rows(
+    lines: Iterable[bytes], *, required: Collection[str] = ()
+) -> Iterator[tuple[int, dict[str, str] | InvalidLine]]:
     """Read CSV with a header row; returns each further row by the names of the header, with the line where it begins.
 
     Cells are separated by commas, and may be quoted as in RFC 4180; their text is not changed. A blank line is no row.
     A row that has another number of cells than the header is an error in its place. After an invalid header, or one
-    without the ``required`` column, and after a quote that is not closed, nothing more is read.
+    without the ``required`` columns, and after a quote that is not closed, nothing more is read.
 
     Example::
 
@@ -98,7 +100,7 @@ def csv_rows(lines: Iterable[bytes], *, required: str = "") -> Iterator[tuple[in
         yield invalid_line.line, invalid_line
 
 
-def _header_names(cells: list[str], required: str, number: int) -> list[str]:
+def _header_names(cells: list[str], required: Collection[str], number: int) -> list[str]:
     """The column names of the header row. Raises `InvalidLine`."""
     names = [cell.strip() for cell in cells]
     twice = sorted({name for name in names if names.count(name) > 1 and name})
@@ -106,8 +108,8 @@ def _header_names(cells: list[str], required: str, number: int) -> list[str]:
         problem = "has a CR alone, which ends no line; save the file with LF or CRLF"
     elif len(names) == 1 and re.search("[;\t|]", names[0]):
         problem = f"names one column, {names[0]!r}; separate the cells by commas"
-    elif required and required not in names:
-        problem = f"names no {required}; name the columns: {required},question,expected"
+    elif missing := sorted(set(required) - set(names)):
+        problem = f"names no {missing[0]}; its columns are {', '.join(names)}: add one, or rename one"
     elif twice:
         problem = f"names {', '.join(map(repr, twice))} twice; rename one"
     elif "" in names:

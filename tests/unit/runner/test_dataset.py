@@ -27,7 +27,7 @@ def write(tmp_path: Path, *lines: str | bytes) -> Path:
 
 def check(path: Path, **choice: object) -> DatasetStats:
     spec = DatasetSpec.model_validate({"file": path.name, **choice})
-    return check_dataset(spec, CaseSource(path=path, format=spec.case_format))
+    return check_dataset(spec, CaseSource(path=path, format=spec.case_format, fields=spec.fields))
 
 
 def selected_ids(path: Path, **choice: object) -> list[str]:
@@ -196,7 +196,7 @@ def test_a_csv_file_has_a_header_row_and_its_other_columns_are_metadata(tmp_path
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("question\nq\n", "line 1: the header row names no id; name the columns"),
+        ("question\nq\n", "line 1: the header row names no id; its columns are question: add one, or rename one"),
         *(
             (
                 f"id{mark}question\n",
@@ -269,3 +269,38 @@ def test_a_program_that_fails_is_told_and_no_half_dataset_is_kept(tmp_path: Path
     missing = evaluation(tmp_path, command=["no-such-program"])
     with pytest.raises(ConfigError, match="eval.yaml: dataset: its command 'no-such-program' is not on PATH"):
         open_dataset(missing, tmp_path / "out", {})
+
+
+OTHER_NAMES = {"question": "problem", "expected": "answer"}
+ROWS = {
+    "jsonl": '{"problem": "2+2?", "answer": "4", "level": "1"}\n{"problem": "3+3?", "answer": "6", "level": "1"}\n',
+    "csv": "problem,answer,level\n2+2?,4,1\n3+3?,6,1\n",
+    "yaml": "- {problem: '2+2?', answer: '4', level: '1'}\n- {problem: '3+3?', answer: '6', level: '1'}\n",
+}
+
+
+@pytest.mark.parametrize("form", ROWS)
+def test_fields_of_other_names_are_read_as_ours_and_a_row_without_an_id_has_its_hash(tmp_path: Path, form: str) -> None:
+    path = tmp_path / f"cases.{form}"
+    path.write_text(ROWS[form])
+    facts = check(path, fields=OTHER_NAMES, where={"level": "1"})
+    cases = list(read_cases(facts.source))
+    assert [(case.question, case.expected, case.metadata) for case in cases] == [
+        ("2+2?", "4", {"level": "1"}), ("3+3?", "6", {"level": "1"}),
+    ]  # fmt: skip
+    # The same in every format, and whatever the fields are called.
+    assert [case.id for case in cases] == ["dcc46f84384db8bc", "5004858f718ec3ef"]
+    assert selected_ids(path, fields={**OTHER_NAMES, "id": "problem"}) == ["2+2?", "3+3?"]
+    assert check(path, fields=OTHER_NAMES).sha256 != check(path, fields={**OTHER_NAMES, "id": "problem"}).sha256
+
+
+def test_a_row_without_what_fields_name_or_with_both_names_is_an_error_by_its_line(tmp_path: Path) -> None:
+    path = write(tmp_path, '{"answer": "4", "level": 1}', '{"problem": "p", "question": "q", "answer": "4"}')
+    assert dataset_errors(path, fields=OTHER_NAMES) == [
+        "line 1: it has no 'problem', which dataset.fields names; it has answer, level",
+        "line 2: question: dataset.fields takes it from 'problem', and the row has both; rename one",
+    ]
+    table = tmp_path / "cases.csv"
+    table.write_text("problem,level\np,1\n")
+    (error,) = dataset_errors(table, fields=OTHER_NAMES)
+    assert error.startswith("line 1: the header row names no answer; its columns are problem, level")
