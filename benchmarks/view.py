@@ -39,7 +39,6 @@ PAGES = {
     "errors (1 in 10,000)": ("?show=error", FILTER_MS),
     "in doubt (none)": ("?show=inDoubt", FILTER_MS),
     "all that have a score": ("?show=passed&show=failed", FILTER_MS),
-    "stale (none)": ("?show=stale", FILTER_MS),
     "a fails and b passes": ("?is=a:failed&is=b:passed", FILTER_MS),
     "a fails and b passes, slowest first": ("?is=a:failed&is=b:passed&sort=duration", FILTER_MS),
     "a passes in all repeats, a word": ("?is=a:passed&repeats=all&q=rare777", FILTER_MS),

@@ -36,7 +36,7 @@ from quintain_runner.report.run_file import FILE_NAME, open_run, write_run
 from quintain_runner.report.run_report import RunReport
 from quintain_runner.results.labels import verdicts_of
 from quintain_runner.results.row import Row, RowKey
-from quintain_runner.results.store import all_current_rows, current_rows, open_results
+from quintain_runner.results.store import current_rows, open_results
 from quintain_runner.spec.asking_graders import ACTIVITY_SECTIONS
 from quintain_runner.spec.graders import GraderSpec, judges_among
 from quintain_runner.statistics.judge_agreement import (
@@ -177,7 +177,7 @@ async def _store_answers(run: RunSettings, answers: Sequence[LabeledAnswer]) -> 
     record = open_run(folder, run.evaluation, run.targets, run.dataset.sha256)
     if not (folder / FILE_NAME).exists():
         write_run(folder, record, ended=False)
-    stored = {row.key: row for row in await asyncio.to_thread(lambda: list(all_current_rows(folder)))}
+    stored = {row.key: row for row in await asyncio.to_thread(lambda: list(current_rows(folder)))}
     async with open_results(folder) as results:
         missing = [one.row for one in answers if not is_same_answer(stored.get(one.key), one.row)]
         await asyncio.gather(*(results.append(row, supersedes=row.key in stored) for row in missing))

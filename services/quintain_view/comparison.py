@@ -52,7 +52,7 @@ MAX_COMPARED_TRIALS: Final = 10_000
 _TRIALS = """
     SELECT case_id, case_no, repeat, asked * {by_question} AS asked, {side} AS side, outcome < 2 AS graded,
         outcome = 0 AS passed, score
-    FROM {schema}.trial JOIN {schema}.case_text USING (case_no) WHERE column_no = ? AND repeat <= ? AND NOT stale"""
+    FROM {schema}.trial JOIN {schema}.case_text USING (case_no) WHERE column_no = ? AND repeat <= ?"""
 
 #: Trials are put together by sorting them: a join of both runs would look at every pair of them.
 _CASES = """
@@ -100,7 +100,7 @@ class ComparedRun:
         return [[row for row in of_case if self._compares(row)] for of_case in rows]
 
     def _compares(self, row: Row) -> bool:
-        return row.column == self.column and row.counts and row.repeat <= self.repeats
+        return row.column == self.column and row.repeat <= self.repeats
 
 
 @dataclass(frozen=True, slots=True)

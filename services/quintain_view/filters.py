@@ -20,7 +20,6 @@ class TrialState(StrEnum):
     ERROR = "error"
     IN_DOUBT = "inDoubt"
     UNCOMPARED = "uncompared"
-    STALE = "stale"
 
 
 class Repeats(StrEnum):
@@ -225,8 +224,6 @@ class TrialFilter:
     def _terms(self, columns: Mapping[str, int], graders: Mapping[str, int]) -> Iterator[SqlCondition]:
         if self.columns:
             yield _one_of("column_no", [columns[name] for name in self.columns if name in columns])
-        if TrialState.STALE in self.states:
-            yield SqlCondition("stale = 1")
         if self.grader:
             bit = graders.get(self.grader, MAX_BITS)
             yield SqlCondition("failed_graders & ? != 0", (1 << bit,)) if bit < MAX_BITS else SqlCondition("0")
@@ -244,9 +241,7 @@ class TrialFilter:
             return ""
         if self.order.kind is not SortOrder.CASE:
             return f"trial_by_{self.order.kind}"
-        if any(state in OUTCOMES for state in self.states):
-            return "trial_by_outcome"
-        return "trial_stale" if TrialState.STALE in self.states else ""
+        return "trial_by_outcome" if any(state in OUTCOMES for state in self.states) else ""
 
     def sorted_table(self, graders: Mapping[str, int]) -> tuple[str, SqlCondition] | None:
         """The table, and the condition on it, of an order in which only some trials have a place; None of others."""
@@ -275,7 +270,6 @@ STATE_WORDS: Final = {
     TrialState.ERROR: "errors",
     TrialState.IN_DOUBT: "in doubt",
     TrialState.UNCOMPARED: "not compared yet",
-    TrialState.STALE: "stale",
 }
 
 

@@ -49,7 +49,7 @@ _WORDS = (
 
 #: So many cases of a list are looked up together, and those of them that failed.
 _LOOKED_UP = 500
-_FAILED = "SELECT case_no FROM trial WHERE case_no IN (SELECT value FROM json_each(?)) AND outcome != 0 AND NOT stale"
+_FAILED = "SELECT case_no FROM trial WHERE case_no IN (SELECT value FROM json_each(?)) AND outcome != 0"
 
 
 class TrialEntry(NamedTuple):
@@ -65,7 +65,6 @@ class TrialEntry(NamedTuple):
     output_tokens: int
     cost: float
     disagreement: float
-    stale: bool
     offset: int
     length: int
     scores: tuple[tuple[int, float], ...]
@@ -156,13 +155,12 @@ class IndexReader:
     def _trials(self, condition: str, *values: float) -> list[TrialEntry]:
         sql = (
             "SELECT case_no, column_no, repeat, outcome, score, duration_ms, input_tokens, output_tokens, cost, "
-            f"disagreement, stale, offset, length, scores FROM trial {condition}"
+            f"disagreement, offset, length, scores FROM trial {condition}"
         )
         return [
             TrialEntry(*found)._replace(
                 outcome=Outcome(found[3]),
-                stale=bool(found[10]),
-                scores=tuple((int(bit), score) for bit, score in json.loads(found[13]).items()),
+                scores=tuple((int(bit), score) for bit, score in json.loads(found[12]).items()),
             )
             for found in all_rows(self._connection, sql, values)
         ]

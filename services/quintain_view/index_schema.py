@@ -23,7 +23,7 @@ from quintain_runner.statistics.analysis import pass_at_k, pass_hat_k
 FILE_NAME: Final = "view.sqlite3"
 
 #: An index of another version is made anew.
-SCHEMA_VERSION: Final = 8
+SCHEMA_VERSION: Final = 9
 
 #: So many graders and columns have a bit of their own: those of a positive SQLite integer.
 MAX_BITS: Final = 62
@@ -74,7 +74,7 @@ CREATE TABLE grader_score (
 CREATE VIRTUAL TABLE trial_text USING fts5(answer, question, reason, content='', columnsize=0);
 CREATE TABLE trial (
     case_no INTEGER NOT NULL, column_no INTEGER NOT NULL, repeat INTEGER NOT NULL, outcome INTEGER NOT NULL,
-    score_units INTEGER NOT NULL, stale INTEGER NOT NULL, duration_ms INTEGER NOT NULL,
+    score_units INTEGER NOT NULL, duration_ms INTEGER NOT NULL,
     cost_units INTEGER NOT NULL, input_tokens INTEGER NOT NULL, output_tokens INTEGER NOT NULL,
     disagreement_units INTEGER NOT NULL, failed_graders INTEGER NOT NULL, scores TEXT NOT NULL,
     offset INTEGER NOT NULL, length INTEGER NOT NULL, asked INTEGER NOT NULL,
@@ -93,25 +93,23 @@ SELECT case_no, {", ".join(f"sum(bit * (count_{one} > 0))" for one in _OUTCOMES)
 FROM (
     SELECT *, reduced_outcome({", ".join(f"count_{one}" for one in _OUTCOMES)}) AS reduced FROM (
         SELECT case_no, 1 << column_no AS bit, {", ".join(f"sum(outcome = {one}) AS count_{one}" for one in _OUTCOMES)}
-        FROM trial WHERE case_no IN (SELECT value FROM json_each(?)) AND NOT stale AND column_no < {MAX_BITS}
+        FROM trial WHERE case_no IN (SELECT value FROM json_each(?)) AND column_no < {MAX_BITS}
         GROUP BY case_no, column_no
     )
 ) GROUP BY case_no
 """
 
-_FILTERED: Final = "outcome, column_no, failed_graders, stale, score_units, case_no"
+_FILTERED: Final = "outcome, column_no, failed_graders, score_units, case_no"
 
-#: One for each order of a list, and one of the stale trials, which are few. They are made after the first pass over a
-#: file, because that is quicker. Trials without a cost or a disagreement have no place in its order: where no price is
-#: known, or one grader is asked, they are all.
+#: One for each order of a list. They are made after the first pass over a file, because that is quicker. Trials without
+#: a cost or a disagreement have no place in its order: where no price is known, or one grader is asked, they are all.
 ORDER_INDEXES: Final = {
-    "trial_by_outcome": "(outcome, case_no, column_no, failed_graders, stale, score_units)",
-    "trial_by_score": "(score_units, case_no, outcome, column_no, failed_graders, stale)",
+    "trial_by_outcome": "(outcome, case_no, column_no, failed_graders, score_units)",
+    "trial_by_score": "(score_units, case_no, outcome, column_no, failed_graders)",
     "trial_by_duration": f"(duration_ms, {_FILTERED})",
     "trial_by_cost": f"(cost_units, {_FILTERED}) WHERE cost_units > 0",
     "trial_by_tokens": f"(input_tokens + output_tokens, {_FILTERED})",
     "trial_by_disagreement": f"(disagreement_units, {_FILTERED}) WHERE disagreement_units > 0",
-    "trial_stale": "(case_no) WHERE stale = 1",
 }
 
 
@@ -195,24 +193,22 @@ class ColumnCounts(NamedTuple):
     errors: int
     in_doubt: int
     uncompared: int
-    stale: int
     score_sum: float
     bins: tuple[int, ...]
 
 
-NO_COUNTS = ColumnCounts(0, 0, 0, 0, 0, 0, 0.0, (0,) * SCORE_BINS)
+NO_COUNTS = ColumnCounts(0, 0, 0, 0, 0, 0.0, (0,) * SCORE_BINS)
 
 
 class CountedTrial(NamedTuple):
-    """What is counted of one trial, as the index stores it; a stale one is counted as such alone."""
+    """What is counted of one trial, as the index stores it."""
 
     outcome: int
     score_units: int
-    stale: bool
 
 
-#: Where the bins of scores stand in the numbers of a column: after the outcomes, the stale ones, and the sum.
-_BINS_AT = len(Outcome) + 2
+#: Where the bins of scores stand in the numbers of a column: after the outcomes and the sum.
+_BINS_AT = len(Outcome) + 1
 
 
 class CountsByColumn:
@@ -224,12 +220,9 @@ class CountsByColumn:
     def add(self, column_no: int, trial: CountedTrial, *, times: int = 1) -> None:
         """Count a trial; ``times=-1`` takes it back."""
         numbers = self._columns.setdefault(column_no, [0] * (_BINS_AT + SCORE_BINS))
-        numbers[len(Outcome)] += times * trial.stale
-        if trial.stale:
-            return
         numbers[trial.outcome] += times
         if trial.score_units != NO_SCORE:
-            numbers[len(Outcome) + 1] += times * trial.score_units
+            numbers[len(Outcome)] += times * trial.score_units
             numbers[_BINS_AT + min(SCORE_BINS - 1, max(0, trial.score_units * SCORE_BINS // SCORE_UNITS))] += times
 
     def to_text(self) -> str:
@@ -244,8 +237,8 @@ class CountsByColumn:
         numbers = self._columns.get(column_no)
         if numbers is None:
             return NO_COUNTS
-        passed, failed, errors, in_doubt, uncompared, stale, score_units, *bins = numbers
-        return ColumnCounts(passed, failed, errors, in_doubt, uncompared, stale, score_units / SCORE_UNITS, tuple(bins))
+        passed, failed, errors, in_doubt, uncompared, score_units, *bins = numbers
+        return ColumnCounts(passed, failed, errors, in_doubt, uncompared, score_units / SCORE_UNITS, tuple(bins))
 
 
 def all_rows(connection: apsw.Connection, sql: str, values: Sequence[str | float | None] = ()) -> list[tuple[Any, ...]]:

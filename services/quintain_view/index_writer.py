@@ -53,11 +53,9 @@ STEP_BYTES = 16_000_000
 #: How long a step waits for another process that writes the same index.
 _BUSY_TIMEOUT_MS = 5_000
 
-_EARLIER_TRIAL = (
-    "SELECT scores, outcome, score_units, stale FROM trial WHERE case_no = ? AND column_no = ? AND repeat = ?"
-)
+_EARLIER_TRIAL = "SELECT scores, outcome, score_units FROM trial WHERE case_no = ? AND column_no = ? AND repeat = ?"
 
-_INSERT_TRIAL = f"INSERT OR REPLACE INTO trial VALUES ({', '.join('?' * 16)})"
+_INSERT_TRIAL = f"INSERT OR REPLACE INTO trial VALUES ({', '.join('?' * 15)})"
 #: Of the hash of what was asked and expected, 31 bits are kept: it is compared with that of the same case.
 _ASKED_SHIFT = 33
 
@@ -234,7 +232,6 @@ class _IndexWriter:
         trial = CountedTrial(
             outcome=outcome_of(row),
             score_units=NO_SCORE if row.score is None else whole(row.score * SCORE_UNITS),
-            stale=not row.counts,
         )
         measured = whole(max(1.0, row.duration_ms) if row.duration_ms else 0), self._cost_units(row)
         self._counts.add(column_no, trial)

@@ -152,7 +152,7 @@ def _random_key(trial: TrialEntry) -> int:
 
 
 def _is_graded(trial: TrialEntry) -> bool:
-    return not trial.stale and trial.outcome in (Outcome.PASSED, Outcome.FAILED)
+    return trial.outcome in (Outcome.PASSED, Outcome.FAILED)
 
 
 def _disputed_trials(index: IndexReader) -> Iterator[TrialEntry]:

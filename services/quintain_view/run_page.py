@@ -56,7 +56,6 @@ class MatrixCell:
     outcome: str
     passed: int
     trials: int
-    stale: bool
     values: list[tuple[str, str]]
 
     @property
@@ -136,16 +135,14 @@ class MatrixView:
 
     def cell(self, trials: Sequence[TrialEntry], shown: Sequence[Shown]) -> MatrixCell | None:
         """The cell of these trials; None of none."""
-        counted = [trial for trial in trials if not trial.stale] or list(trials)
-        if not counted:
+        if not trials:
             return None
-        counts = [sum(trial.outcome is outcome for trial in counted) for outcome in Outcome]
-        values = [(self._name(one), self._value(one, counted)) for one in shown if one.kind is not SortOrder.TAG]
+        counts = [sum(trial.outcome is outcome for trial in trials) for outcome in Outcome]
+        values = [(self._name(one), self._value(one, trials)) for one in shown if one.kind is not SortOrder.TAG]
         return MatrixCell(
             outcome=OUTCOME_WORDS[reduced_outcome(counts, self.reducer)],
             passed=counts[Outcome.PASSED],
-            trials=len(counted),
-            stale=any(trial.stale for trial in counted),
+            trials=len(trials),
             values=[(name, value) for name, value in values if value],
         )
 
@@ -299,7 +296,6 @@ _WRONG: Final = {
     TrialState.ERROR: "errors",
     TrialState.IN_DOUBT: "in_doubt",
     TrialState.UNCOMPARED: "uncompared",
-    TrialState.STALE: "stale",
 }
 
 

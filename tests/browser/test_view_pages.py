@@ -30,7 +30,7 @@ def some_rows(*, shift: int = 0) -> list[Row]:
         for n in range(51)
         for target in ("bot", "other")
     ]
-    return [*rows, errored_row("broken"), hostile_row().with_fields(stale=None)]
+    return [*rows, errored_row("broken"), hostile_row()]
 
 
 @pytest.fixture(scope="module")

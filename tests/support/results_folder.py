@@ -131,7 +131,6 @@ def hostile_row(case_id: str = HOSTILE) -> Row:
         answer=Answer(request_id=HOSTILE, model=HOSTILE, messages=said, steps=[step, tool_step(HOSTILE, HOSTILE)]),
         score=0.0,
         graders={HOSTILE: grader},
-        stale=[HOSTILE],
     )
 
 

@@ -7,18 +7,26 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Final
 
 from quintain.contracts.api_request import ApiRequest
-from quintain.contracts.invoke import FaultReply, Result
+from quintain.contracts.invoke import FaultReply, InvokeRequest, Result
 from quintain.errors import BadRequest, BudgetExhausted, Fault
 from quintain_runner.engine.recording import RUN_FACT, VERDICT_PREFIX, RecordedAnswers, RecordedRun
 from quintain_runner.engine.run_settings import RunSettings
 from quintain_runner.graders.answers import Answers, NumberedRequest, NumberedVerdict
+from quintain_runner.graders.base import is_in_doubt
 from quintain_runner.plan.address import address_of
-from quintain_runner.results.answer_store import ANSWERS_FILE_NAME, AnswerStore, StoredAnswer, StoreUnusable
+from quintain_runner.results.answer_store import (
+    ANSWERS_FILE_NAME,
+    AnswerStore,
+    AskingState,
+    StoredAnswer,
+    StoreUnusable,
+)
 from quintain_runner.results.cache_file import MAX_CACHE_BYTES, CacheSetting, open_cache
+from quintain_runner.results.row import Row
 
 #: How many answers are written to the cache in one transaction at most.
 _MAX_BATCH: Final = 256
@@ -99,8 +107,9 @@ class RunAnswers(Answers):
     """Where a run looks for answers, and keeps them.
 
     ``fingerprints`` are those of the targets. The ``untold`` ones are not told which case they are asked about, and
-    only answers of ``cacheable`` ones come from the cache. ``warnings`` say why a
-    store is not used.
+    only answers of ``cacheable`` ones come from the cache. ``own`` is the run's own store, and ``earlier`` the same
+    if it had answers before this command. ``warnings`` say why a store is not
+    used.
     """
 
     def __init__(
@@ -109,27 +118,30 @@ class RunAnswers(Answers):
         *,
         untold: Collection[str],
         cacheable: Collection[str],
-        warnings: Iterable[str] = (),
         own: AnswerStore | None = None,
+        earlier: AnswerStore | None = None,
         cache: CacheOfRun | None = None,
     ) -> None:
         self._fingerprints, self._untold, self._cacheable = fingerprints, untold, cacheable
-        self._own, self._cache = own, cache
-        self.warnings = deque(warnings)
+        self._own, self._earlier, self._cache = own, earlier, cache
+        self.warnings = deque[str]()
         self._unwritten: deque[StoredAnswer] = deque()
-        self.has_some = cache is not None
+        self.has_some = cache is not None or earlier is not None
 
     def find(self, asked: NumberedRequest) -> Result | None:
-        """Look for an answer in the cache; see `Answers.find`."""
-        if self._cache is None or not self._may_be_cached(asked):
+        """Look for an answer in the run's own store, then in the cache; see `Answers.find`."""
+        fingerprint = self._fingerprints.get(asked.target)
+        if not self.has_some or fingerprint is None or _is_continued(asked.request):
             return None
-        address = self._address(asked, self._fingerprints[asked.target])
-        if (found := self._find_cached(address, asked.times)) is None:
-            return None
-        try:
-            return Result.from_wire(found.reply).with_fields(cached=True)
-        except BadRequest:
-            return None
+        address = self._address(asked, fingerprint)
+        found = self._find_own(address, asked.times)
+        is_own = found is not None and found.state is AskingState.ANSWERED
+        if found is None and asked.target in self._cacheable:
+            found = self._find_cached(address, asked.times)
+        with contextlib.suppress(BadRequest):
+            if found is not None and (result := Result.from_wire(found.reply)).continuation is None:
+                return result.with_fields(cached=not is_own, replayed=is_own)
+        return None
 
     def find_verdict(self, asked: NumberedVerdict) -> tuple[bytes, bool] | None:
         """Look for a verdict in the cache; see `Answers.find_verdict`."""
@@ -148,7 +160,7 @@ class RunAnswers(Answers):
             fingerprint=asked.fingerprint,
             request=asked.content,
             reply=verdict,
-            is_whole=is_whole,
+            state=AskingState.ANSWERED if is_whole else AskingState.UNUSABLE,
             answered_at=_now_ms(),
         )
         if self._own is not None:
@@ -183,14 +195,36 @@ class RunAnswers(Answers):
             return None
         if found is not None and self._own is not None:
             # The run's own store has all that its rows are made of.
-            self._unwritten.append(found)
+            self._unwritten.append(found._replace(state=AskingState.CACHED))
         return found
+
+    def _find_own(self, address: str, times: int) -> StoredAnswer | None:
+        if self._earlier is None:
+            return None
+        try:
+            return self._earlier.find(address, times)
+        except StoreUnusable as error:
+            self._earlier = None
+            self.warnings.append(f"{error.message}; what it has is asked again")
+            return None
+
+    def holds(self, row: Row) -> bool:
+        """Whether the answer of a row is found in the run's own store, so that the row need not keep it."""
+        turns = [] if row.conversation is None else row.conversation.turns
+        fingerprint = row.target_fingerprint
+        return (
+            self._earlier is not None
+            and fingerprint is not None
+            and fingerprint == self._fingerprints.get(row.target)
+            and all(turn.continuation is None for turn in turns)
+        )
 
     def keep(self, asked: NumberedRequest, outcome: Result | Fault, *, is_usable: bool) -> None:
         """Keep how a request ended in the run's own store, and a usable answer in the cache; see `Answers.keep`."""
         expected = self._fingerprints.get(asked.target)
         if isinstance(outcome, Result):
-            stored = self._stored(asked, outcome.target_fingerprint, outcome.to_wire(), is_whole=True)
+            state = AskingState.ANSWERED if is_usable else AskingState.UNUSABLE
+            stored = self._stored(asked, outcome.target_fingerprint, outcome.to_wire(), state)
             # Of a conversation that its target keeps all turns are asked, or none.
             is_of_others = is_usable and outcome.target_fingerprint == expected and outcome.continuation is None
             if self._cache is not None and is_of_others and self._may_be_cached(asked):
@@ -198,11 +232,14 @@ class RunAnswers(Answers):
         elif isinstance(outcome, BudgetExhausted):
             return
         else:
-            stored = self._stored(asked, expected, FaultReply.from_fault(outcome).to_wire(), is_whole=False)
+            state = AskingState.IN_DOUBT if is_in_doubt(outcome) else AskingState.FAILED
+            stored = self._stored(asked, expected, FaultReply.from_fault(outcome).to_wire(), state)
         if self._own is not None:
             self._unwritten.append(stored)
 
-    def _stored(self, asked: NumberedRequest, fingerprint: str | None, reply: bytes, *, is_whole: bool) -> StoredAnswer:
+    def _stored(
+        self, asked: NumberedRequest, fingerprint: str | None, reply: bytes, state: AskingState
+    ) -> StoredAnswer:
         return StoredAnswer(
             address=self._address(asked, fingerprint),
             asking=asked.times,
@@ -211,7 +248,7 @@ class RunAnswers(Answers):
             fingerprint=fingerprint,
             request=asked.request.to_wire(),
             reply=reply,
-            is_whole=is_whole,
+            state=state,
             answered_at=_now_ms(),
         )
 
@@ -228,11 +265,9 @@ class RunAnswers(Answers):
                 self.warnings.append(f"{error.message}; the run goes on without a record of what was asked")
 
     def _may_be_cached(self, asked: NumberedRequest) -> bool:
-        request, target = asked.request, asked.target
-        is_continued = (
-            not isinstance(request, ApiRequest) and request.turn is not None and request.turn.continuation is not None
-        )
-        return target in self._cacheable and self._fingerprints.get(target) is not None and not is_continued
+        target = asked.target
+        is_known = self._fingerprints.get(target) is not None
+        return is_known and target in self._cacheable and not _is_continued(asked.request)
 
     def _address(self, asked: NumberedRequest, fingerprint: str | None) -> str:
         is_told = asked.target not in self._untold
@@ -241,6 +276,11 @@ class RunAnswers(Answers):
     def _give_up_cache(self, why: str) -> None:
         self._cache = None
         self.warnings.append(f"{why}; the run goes on without the cache")
+
+
+def _is_continued(request: InvokeRequest | ApiRequest) -> bool:
+    """Whether a request goes on with a conversation that its target keeps."""
+    return not isinstance(request, ApiRequest) and request.turn is not None and request.turn.continuation is not None
 
 
 def _seal(store: AnswerStore) -> None:
@@ -263,11 +303,14 @@ def open_answers(run: RunSettings, fingerprints: Mapping[str, str | None]) -> It
     cacheable = frozenset(name for name, target in targets.items() if target.is_cacheable)
     setting = CacheSetting.of(options.cache, run.evaluation.spec.cache, run.env)
     with contextlib.ExitStack() as stack:
-        own, cache, warnings = None, None, list[str]()
+        own, earlier, cache, warnings = None, None, None, list[str]()
         if keeps_content:
             try:
-                own = stack.enter_context(contextlib.closing(AnswerStore.open(options.folder / ANSWERS_FILE_NAME)))
+                path = options.folder / ANSWERS_FILE_NAME
+                own = stack.enter_context(contextlib.closing(AnswerStore.open(path)))
                 stack.callback(_seal, own)
+                if not own.is_empty:
+                    earlier = stack.enter_context(contextlib.closing(AnswerStore.open(path)))
             except StoreUnusable as error:
                 warnings.append(f"{error.message}; the run goes on without a record of what was asked")
         if setting is not None and not keeps_content:
@@ -279,4 +322,6 @@ def open_answers(run: RunSettings, fingerprints: Mapping[str, str | None]) -> It
                 warnings.append(f"{error.message}; the run goes on without the cache")
             if unknown := sorted(fingerprints.keys() - targets.keys()):
                 warnings.append(f"cache: {', '.join(unknown)} is not configured here, and is always asked")
-        yield RunAnswers(fingerprints, untold=untold, cacheable=cacheable, warnings=warnings, own=own, cache=cache)
+        answers = RunAnswers(fingerprints, untold=untold, cacheable=cacheable, own=own, earlier=earlier, cache=cache)
+        answers.warnings.extend(warnings)
+        yield answers

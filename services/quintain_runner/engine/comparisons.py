@@ -30,8 +30,8 @@ def pairwise_graders(evaluation: Evaluation) -> list[PairwiseGrader]:
 
 
 def has_answer(row: Row | None) -> bool:
-    """Whether a row has an answer that can be compared: one that counts, and that has its other verdicts."""
-    return row is not None and row.output is not None and row.status in ANSWERED and row.counts
+    """Whether a row has an answer that can be compared: it has its other verdicts."""
+    return row is not None and row.output is not None and row.status in ANSWERED
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,7 @@ def _will_answer(action: Action, row: Row | None) -> bool:
     """Whether the row has an answer to compare when all is asked and graded."""
     if row is None or row.output is None:
         return action is Action.ASK
-    return action in (Action.ASK, Action.GRADE) or row.counts
+    return True
 
 
 @contextlib.contextmanager

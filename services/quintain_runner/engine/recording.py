@@ -20,6 +20,7 @@ from quintain.errors import BadRequest, ConfigError, Fault
 from quintain_runner.graders.answers import Answers, NumberedRequest, NumberedVerdict
 from quintain_runner.plan.address import address_of
 from quintain_runner.results.answer_store import ANSWERS_FILE_NAME, AnswerStore, StoredAnswer
+from quintain_runner.results.row import Row
 from quintain_runner.untrusted import plain_line
 
 #: The name under which a store has what is known of its run.
@@ -79,7 +80,7 @@ class Recording:
         address = address_of(asked.request, fingerprint, asked.number, sees_case=is_told)
         if (found := self._store.find_last(address)) is None:
             raise NotRecorded(self._missing(asked.target, asked.request.to_wire(), asked.number))
-        if found.is_whole:
+        if found.state.has_result:
             return Result.from_wire(found.reply)
         raise FaultReply.from_wire(found.reply).to_fault()
 
@@ -153,6 +154,11 @@ class RecordedAnswers(Answers):
     def find_verdict(self, asked: NumberedVerdict) -> tuple[bytes, bool] | None:
         """Return the recorded verdict of a program; see `Answers.find_verdict`."""
         return self._recording.verdict(asked), False
+
+    def holds(self, row: Row) -> bool:
+        """Return False: nothing is known of rows that were there before."""
+        del row
+        return False
 
     def write(self) -> None:
         """Write nothing: all is in the recording."""

@@ -19,7 +19,7 @@ from quintain.runtime.text_files import InvalidLine, text_lines
 from quintain_runner.engine.recording import RUN_FACT, VERDICT_PREFIX, RecordedRun, Recording
 from quintain_runner.graders.answers import NumberedVerdict
 from quintain_runner.plan.address import address_of
-from quintain_runner.results.answer_store import AnswerStore, StoredAnswer
+from quintain_runner.results.answer_store import AnswerStore, AskingState, StoredAnswer
 
 #: How many lines are written into a store in one transaction.
 _BATCH: Final = 500
@@ -35,7 +35,7 @@ class RecordingLine(Message):
 
 
 class AskingLine(Message):
-    """A request and how it ended: with a result, the verdict of a program, or the fault of one that is not whole."""
+    """A request and how it ended: with a result, the verdict of a program, or the fault of one that failed."""
 
     target: str
     fingerprint: str | None = None
@@ -43,7 +43,7 @@ class AskingLine(Message):
     asking: int
     request: JsonValue
     reply: JsonValue
-    is_whole: bool = True
+    state: AskingState = AskingState.ANSWERED
     answered_at: int
 
 
@@ -66,7 +66,7 @@ def lines_of(recording: Recording) -> Iterator[str]:
             asking=answer.asking,
             request=json.loads(answer.request),
             reply=json.loads(answer.reply),
-            is_whole=answer.is_whole,
+            state=answer.state,
             answered_at=answer.answered_at,
         )
         yield redact_secrets(line.to_wire().decode())
@@ -136,6 +136,6 @@ def _stored(line: AskingLine, run: RecordedRun) -> StoredAnswer:
         fingerprint=line.fingerprint,
         request=request,
         reply=json.dumps(line.reply).encode(),
-        is_whole=line.is_whole,
+        state=line.state,
         answered_at=line.answered_at,
     )

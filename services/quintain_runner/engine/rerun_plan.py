@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -122,6 +122,7 @@ class RerunPlan:
     #: Which cases ask the same first.
     occurrences: Occurrences = field(default_factory=Occurrences)
     _pending_cases: KeyHashSet = field(default_factory=KeyHashSet)
+    _left: KeyHashSet = field(default_factory=KeyHashSet)
 
     @property
     def has_rows(self) -> bool:
@@ -131,6 +132,19 @@ class RerunPlan:
     def is_pending(self, case_id: str, target: str) -> bool:
         """Whether this command executes any trial of this case and target."""
         return key_hash(case_id, target) in self._pending_cases
+
+    def leave(self, key: RowKey) -> None:
+        """Note that the row of this key leaves the results."""
+        self._left.add(key_hash(*map(str, key)))
+
+    def has_left(self, key: RowKey) -> bool:
+        """Whether the row of this key leaves the results, or has left."""
+        return key_hash(*map(str, key)) in self._left
+
+    @property
+    def has_leaving(self) -> bool:
+        """Whether any row leaves the results."""
+        return len(self._left) > 0
 
     def add(self, key: RowKey, row: Row | None, decision: Decision, needed: NeededCalls) -> None:
         """Count a trial, the row that it has, and the calls that it needs."""
@@ -210,22 +224,24 @@ class RerunPlan:
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Planner:
     """Decides on every trial of a run, from the rows that there are.
 
-    ``comparisons`` have the targets of all commands. Rows of targets without a known place in the fingerprints are not
-    looked at: they cannot be called now.
+    ``comparisons`` have the targets of all commands. ``holds`` says of which rows the store has the answer. Rows of
+    targets without a known place in the fingerprints are not looked at: they cannot be called now.
     """
 
     run: RunSettings
     results: ResultFile
     comparisons: Comparisons
+    holds: Callable[[Row], bool]
 
     async def plan(self) -> RerunPlan:
-        """Decide, and write on each row what changed since, so that no table has it as what it is not.
+        """Decide, and take each row out of the results that is not wanted as it is, so that no table has it.
 
-        Returns when that is on the disk: nothing may be asked before. Raises `ConfigError`, and changes nothing, if
+        A row whose answer is still wanted, and is not in the store, stays until it is graded again. Returns when all
+        is on the disk: nothing may be asked before. Raises `ConfigError`, and changes nothing, if
         selected rows have to be graded again that do not hold their answers.
         """
         if self.results.resume_state.rows_without_content:
@@ -239,12 +255,14 @@ class Planner:
         replacements = self._replacements(plan)
         while batch := await asyncio.to_thread(lambda: list(islice(replacements, _BATCH_ROWS))):
             await self.results.replace(batch)
+        if plan.has_leaving:
+            await self.results.take_out(plan.has_left)
         return plan
 
     def _refuse_ungradable(self) -> None:
         plan = RerunPlan()
         for _ in self._replacements(plan):
-            # What changed is written when nothing is refused.
+            # Nothing is written before it is known that nothing is refused.
             pass
         if plan.refused:
             names = ", ".join(f"{key.case_id} · {key.target}" for key in plan.refused_keys)
@@ -260,7 +278,7 @@ class Planner:
             )
 
     def _replacements(self, plan: RerunPlan) -> Iterator[tuple[Row, Row]]:
-        """Rows, and what they are to be from now on."""
+        """Rows with another score or other tags, and what they are to be from now on."""
         case_ids, found, scoring = KeyHashSet(), 0, Scoring.of(self.run.evaluation.spec)
         with self.run.open_cases() as cases:
             for case, is_selected in self.run.selection.cases.mark_cases(cases):
@@ -269,10 +287,14 @@ class Planner:
                     plan.occurrences.add(prompt.apply(case), prompt.name)
                 for question, row, decision in self._decide_on_case(plan, case, is_selected=is_selected):
                     found += 1
-                    if (updated := self._updated_row(row, question.case, decision, plan, scoring)) != row:
-                        yield row, updated
+                    if decision.action is Action.KEEP and (scored := scoring.applied_to(row, question.case)) != row:
+                        plan.recomputed += 1
+                        yield row, scored
         if found < self.results.rows_at_opening_count:
-            yield from self._left_out_replacements(plan, case_ids)
+            for row in self.results.rows_at_opening():
+                if key_hash(row.case_id) not in case_ids:
+                    plan.left_out += 1
+                    plan.leave(row.key)
 
     def _decide_on_case(
         self, plan: RerunPlan, case: Case, *, is_selected: bool
@@ -291,31 +313,15 @@ class Planner:
                     decision = decision.waiting()
                 needed = needed_calls(decision.action, row, question.case, target, self.comparisons.fingerprints)
                 plan.add(key, row, decision, needed)
-                planned[target] = decision.action, row
+                is_unwanted = row is not None and bool(decision.changes) and not decision.keeps_answer
+                planned[target] = decision.action, None if is_unwanted else row
                 if row is not None:
+                    if is_unwanted or (decision.changes and self.holds(row)):
+                        plan.leave(row.key)
                     yield question, row, decision
             for target, needed in self.comparisons.missing(question, planned):
                 if is_selected and self.run.selection.has_target(target):
                     plan.add_comparisons(column_name(target, question.prompt), needed)
-
-    def _left_out_replacements(self, plan: RerunPlan, case_ids: KeyHashSet) -> Iterator[tuple[Row, Row]]:
-        """The rows of cases that the dataset does not have any more."""
-        for row in self.results.rows_at_opening():
-            if key_hash(row.case_id) not in case_ids:
-                plan.left_out += 1
-                updated = row.model_copy(update={"stale": [NOT_IN_DATASET]})
-                if updated != row:
-                    yield row, updated
-
-    @staticmethod
-    def _updated_row(row: Row, case: Case, decision: Decision, plan: RerunPlan, scoring: Scoring) -> Row:
-        """The row with what changed written on it; one that is kept is computed with the weights and tags of now."""
-        updated = decision.updated_row(row)
-        if decision.action is not Action.KEEP:
-            return updated
-        scored = scoring.applied_to(updated, case)
-        plan.recomputed += scored is not updated
-        return scored
 
 
 def _reasons(counts: Mapping[str, int]) -> str:

@@ -109,7 +109,7 @@ async def run_evaluation(
         answers = stack.enter_context(open_answers(run, fingerprints.targets))
         results.write_before_rows(answers.write)
         comparisons = stack.enter_context(open_comparisons(evaluation, record.configuration.targets, fingerprints))
-        plan = await Planner(run=run, results=results, comparisons=comparisons).plan()
+        plan = await Planner(run, results, comparisons, answers.holds).plan()
         plan.different_seconds = {
             name: (info.now - since) / 1000
             for name, since in (info.different_since or {}).items()

@@ -204,6 +204,7 @@ class TrialScheduler:
                 find_row=self._results.find,
                 rerun_policy=plan.policy,
                 fingerprints=self._context.fingerprints,
+                has_left=plan.has_left,
             )
 
         await self._run_targets(plan, pending)
@@ -275,11 +276,11 @@ class TrialScheduler:
                 self._budget.add_row(outcome.row)
                 self._cost_gate.add_row(outcome.row)
                 is_changed = await self._record_outcome(trial, outcome.row, outcome.target_fault)
-                await self._results.append(outcome.row, supersedes=trial.previous is not None)
+                await self._results.append(outcome.row, supersedes=trial.superseded is not None)
                 if trial.opponents:
                     self._progress_state.add_comparisons(outcome.row, trial)
                 else:
-                    self._progress_state.add_row(outcome.row, trial.previous)
+                    self._progress_state.add_row(outcome.row, trial.superseded)
                     self._count_calls_left(trial, outcome.row, policy)
             if outcome.budget_spent:
                 self._spent_targets.add(trial.target)

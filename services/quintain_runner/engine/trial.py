@@ -82,7 +82,7 @@ async def run_trial(
 
     with span(span_attributes, new_trace=True) as trial_span:
         if context.answers.has_some:
-            context = replace(context, saved=Saved())
+            context = replace(context, saved=Saved(has_row=trial.previous is not None))
         outcome = await _run_reserved(trial, context, budget, may_go_on)
         if (row := outcome.row) is None:
             return outcome

@@ -26,10 +26,14 @@ class NumberedRequest:
 
 @dataclass(slots=True)
 class Saved:
-    """The answers of a trial that the cache had, and what they cost when they were given, in US dollars."""
+    """The answers of a trial that the cache had, and what they cost when they were given, in US dollars.
+
+    ``has_row``: the calls of answers that the run's own store has are in the trial's row of before.
+    """
 
     answers: int = 0
     usd: float = 0.0
+    has_row: bool = False
 
 
 @dataclass(frozen=True, slots=True)

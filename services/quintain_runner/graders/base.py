@@ -282,6 +282,8 @@ class GradingContext:
     ) -> Result:
         """Give the stored answer, or that of ``call``, which is kept; for other runs too if it ``is_usable``."""
         if (found := self.answers.find(asked)) is not None:
+            if found.replayed:
+                return found.with_fields(cached=self.saved.has_row)
             if found.cached:
                 self.saved.answers += 1
                 price = self.prices.get(asked.target)

@@ -119,19 +119,18 @@ class RerunPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What becomes of a trial, and which changes are the reason; none where there is only something left to do."""
+    """What becomes of a trial, and which changes are the reason; none where there is only something left to do.
+
+    ``keeps_answer`` says that the answer of the row is still wanted, and only its verdicts are not.
+    """
 
     action: Action
     changes: tuple[str, ...] = ()
+    keeps_answer: bool = False
 
     def waiting(self) -> Decision:
         """The decision for a trial that this command does not execute."""
         return self if self.action is Action.KEEP else replace(self, action=Action.WAIT)
-
-    def updated_row(self, row: Row) -> Row:
-        """The row as it is to be in the file before anything is asked: what changed is written on it, so that it is
-        in no table as what it is not, whatever ends the run."""
-        return row.model_copy(update={"stale": list(self.changes) or None})
 
 
 def decide(row: Row | None, case: Case, target: str, fingerprints: RunFingerprints, policy: RerunPolicy) -> Decision:
@@ -165,7 +164,7 @@ def _asks_the_same(row: Row, case: Case) -> bool:
 
 def _grade_again(row: Row, changes: tuple[str, ...]) -> Decision:
     """Grade the kept answer, or refuse to, if the row does not hold it."""
-    return Decision(Action.GRADE if row.is_gradable else Action.REFUSE, changes)
+    return Decision(Action.GRADE if row.is_gradable else Action.REFUSE, changes, keeps_answer=True)
 
 
 def needed_calls(

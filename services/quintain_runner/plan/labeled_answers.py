@@ -22,7 +22,7 @@ from quintain_runner.plan.changes import grading_fingerprint, input_fingerprint
 from quintain_runner.results.answer import Answer
 from quintain_runner.results.labels import NoteKey, answer_sha256, blind_labels, latest_notes, read_notes
 from quintain_runner.results.row import GRADER_FAILED, Row, RowCase, RowError, RowFingerprints, RowKey, RowStatus
-from quintain_runner.results.store import all_current_rows, key_hash
+from quintain_runner.results.store import current_rows, key_hash
 from quintain_runner.spec.asking_graders import JudgeGrader
 from quintain_runner.spec.grader_options import NonEmptyString, SpecModel
 from quintain_runner.spec.prompts import Prompt
@@ -225,7 +225,7 @@ def _rows_of(folder: Path, keys: Iterable[NoteKey]) -> Iterator[tuple[Row, NoteK
     """The rows that hold these answers."""
     wanted = set(keys)
     trials = {key[:3] for key in wanted}
-    for row in all_current_rows(folder):
+    for row in current_rows(folder):
         if (row.case_id, row.column, row.repeat) in trials and (key := NoteKey.of(row)) in wanted:
             yield row, key
 
@@ -241,7 +241,6 @@ def _unjudged(row: Row) -> Row:
         token_usage=NO_TOKENS,
         tries=1,
         tags=None,
-        stale=None,
         fingerprints=row.fingerprints.with_fields(target=None),
     )
 

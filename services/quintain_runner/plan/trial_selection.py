@@ -16,7 +16,7 @@ from quintain.errors import ConfigError
 from quintain_runner.plan.dataset import CaseSource, DatasetStats, read_cases
 from quintain_runner.plan.selection import ALL_CASES, CaseSelection, HashSampler
 from quintain_runner.results.row import RowStatus
-from quintain_runner.results.store import RESULTS_FILE_NAME, all_current_rows
+from quintain_runner.results.store import RESULTS_FILE_NAME, current_rows
 from quintain_runner.spec.evaluation import Scalar
 from quintain_runner.spec.prompts import case_field
 from quintain_runner.spec.templates import case_values
@@ -136,7 +136,7 @@ def _failing_cases(folder: Path, targets: Collection[str]) -> frozenset[str]:
     """The cases with a row of these targets, or of any if there are none, that failed, is an error or is in doubt."""
     if not (folder / RESULTS_FILE_NAME).is_file():
         raise ConfigError(f"--failing: {folder} has no results of a run; name the folder of one with --of")
-    rows = (row for row in all_current_rows(folder) if not targets or row.target in targets)
+    rows = (row for row in current_rows(folder) if not targets or row.target in targets)
     failing = frozenset(row.case_id for row in rows if not (row.passed or row.status is RowStatus.UNCOMPARED))
     if not failing:
         raise ConfigError(f"--failing: no row of {folder} failed, is an error or is in doubt")

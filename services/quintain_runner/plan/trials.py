@@ -34,6 +34,8 @@ class Trial:
     ``kept`` is that row if its answer is graded again without a call. ``fingerprints`` are what its row is made of;
     that of the target is None if it is not known.
 
+    ``has_left`` says that the results do not have the previous row any more.
+
     ``answered_at`` is the time at which the answer arrived; it is None before that, and for an answer that was stored
     or cached.
 
@@ -51,6 +53,7 @@ class Trial:
     prompt: str | None = None
     previous: Row | None = None
     kept: Row | None = None
+    has_left: bool = False
     answered_at: datetime | None = None
     conversation: TrialConversation | None = None
     opponents: Mapping[str, Mapping[str, Row]] = field(default_factory=dict)
@@ -115,6 +118,11 @@ class Trial:
         if self.previous is None:
             return 1
         return self.previous.tries if self.kept is not None else self.previous.tries + 1
+
+    @property
+    def superseded(self) -> Row | None:
+        """The row of the results that its row supersedes."""
+        return None if self.has_left else self.previous
 
     @property
     def earlier_calls(self) -> int:
@@ -217,11 +225,13 @@ def pending_trials(
     find_row: FindRow,
     rerun_policy: RerunPolicy,
     fingerprints: RunFingerprints | None = None,
+    has_left: Callable[[RowKey], bool] = lambda _: False,
 ) -> Iterator[Trial]:
     """Iterate over the trials of a target that still have to be executed, in the order of the questions.
 
     ``find_row`` returns the stored row of a key, and ``rerun_policy`` says which rows are executed again.
-    ``fingerprints`` are those of the run's targets and graders.
+    ``fingerprints`` are those of the run's targets and graders. ``has_left`` says of which rows the results have none
+    any more.
     """
     fingerprints = fingerprints or RunFingerprints()
     twin = fingerprints.twins_before(target)
@@ -239,8 +249,10 @@ def pending_trials(
             repeat=repeat,
             fingerprints=made_of,
             prompt=prompt,
-            previous=None if row is None else decision.updated_row(row),
+            # Of an answer that is not wanted any more nothing is counted with the next one.
+            previous=None if decision.changes and kept is None else row,
             kept=kept,
+            has_left=row is not None and has_left(row.key),
             occurrence=occurrence,
             twin=twin,
         )

@@ -44,8 +44,8 @@ def unaccounted_calls_note(total: RunTotals, bill: Bill | None) -> str | None:
     reasons = [f"{by_agents} were made by agents for their answers"] if by_agents else []
     if total.calls_without_row > by_agents:
         reasons.append(
-            "graders that were killed after a call were started again, and calls that waited when the run ended may "
-            "have been answered"
+            "rows that a change took out had some, graders that were killed after a call were started again, and calls "
+            "that waited when the run ended may have been answered"
         )
     return f"{total.calls_without_row} of {total.calls} calls are in no row: {'; '.join(reasons)}"
 

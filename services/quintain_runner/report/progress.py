@@ -261,7 +261,7 @@ class ProgressState:
     def add_row(self, row: Row, superseded: Row | None = None) -> None:
         """Count a row of this run; ``superseded`` is the row that it supersedes, if any."""
         tally = self.tallies[row.column]
-        if superseded is not None and superseded.counts:
+        if superseded is not None:
             tally.add(superseded, times=-1)
         tally.add(row)
         self._grader_calls.add_row(row)
@@ -275,7 +275,7 @@ class ProgressState:
     def add_comparisons(self, row: Row, compared: Trial) -> None:
         """Count a row that supersedes the one that was compared, and the comparisons that its trial made."""
         before = compared.previous
-        if before is not None and before.counts:
+        if before is not None:
             self.tallies[row.column].add(before, times=-1)
         self.tallies[row.column].add(row)
         self.calls_in_rows += row.calls - compared.earlier_calls

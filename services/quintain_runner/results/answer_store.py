@@ -10,6 +10,7 @@ import math
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
@@ -18,14 +19,14 @@ from quintain.errors import ConfigError
 #: The name of a run's own store in its folder.
 ANSWERS_FILE_NAME: Final = "answers.sqlite3"
 
-_VERSION: Final = 1
+_VERSION: Final = 2
 _APPLICATION_ID: Final = 0x51_4E_41_4E
 
 _SCHEMA: Final = f"""
 BEGIN IMMEDIATE;
 CREATE TABLE IF NOT EXISTS answers (
     address TEXT NOT NULL, asking INTEGER NOT NULL, number TEXT NOT NULL, target TEXT NOT NULL, fingerprint TEXT,
-    request BLOB NOT NULL, reply BLOB NOT NULL, is_whole INTEGER NOT NULL, answered_at INTEGER NOT NULL,
+    request BLOB NOT NULL, reply BLOB NOT NULL, state TEXT NOT NULL, answered_at INTEGER NOT NULL,
     used_on INTEGER NOT NULL, PRIMARY KEY (address, asking)
 );
 CREATE INDEX IF NOT EXISTS answers_by_use ON answers (used_on);
@@ -35,7 +36,7 @@ PRAGMA user_version = {_VERSION};
 COMMIT;
 """
 
-_COLUMNS: Final = "address, asking, number, target, fingerprint, request, reply, is_whole, answered_at"
+_COLUMNS: Final = "address, asking, number, target, fingerprint, request, reply, state, answered_at"
 
 #: How long a write waits for those of other processes, in seconds.
 _LOCK_SECONDS: Final = 5.0
@@ -52,8 +53,26 @@ class StoreUnusable(ConfigError):
     """A store of answers cannot be used; the message says why, and what helps."""
 
 
+class AskingState(StrEnum):
+    """How an asking ended. The reply of a ``failed`` one, or of one ``inDoubt``, is a fault, and else a result.
+
+    ``cached``: another run was answered. ``unusable``: its grader cannot read the result, so it is asked again.
+    """
+
+    ANSWERED = "answered"
+    CACHED = "cached"
+    UNUSABLE = "unusable"
+    FAILED = "failed"
+    IN_DOUBT = "inDoubt"
+
+    @property
+    def has_result(self) -> bool:
+        """Whether the reply is a result."""
+        return self not in (AskingState.FAILED, AskingState.IN_DOUBT)
+
+
 class StoredAnswer(NamedTuple):
-    """One asking: the request, and the result or, where ``is_whole`` is false, the fault that it ended with.
+    """One asking: the request, how it ended, and the reply.
 
     ``number`` tells equal requests of a run from each other. ``answered_at`` is in milliseconds since the epoch.
     """
@@ -65,7 +84,7 @@ class StoredAnswer(NamedTuple):
     fingerprint: str | None
     request: bytes
     reply: bytes
-    is_whole: bool
+    state: AskingState
     answered_at: int
 
 
@@ -140,19 +159,21 @@ class AnswerStore:
                 return
 
     def find(self, address: str, asking: int = 0, *, since: float = 0, before: float = math.inf) -> StoredAnswer | None:
-        """Return the last whole answer of an address, of this asking or a later one, that was given between these
+        """Return the last usable answer of an address, of this asking or a later one, that was given between these
         times, in milliseconds since the epoch."""
         rows = self._read(
-            f"SELECT {_COLUMNS} FROM answers WHERE address = ? AND asking >= ? AND is_whole AND answered_at >= ? "
-            "AND answered_at < ? ORDER BY asking DESC LIMIT 1",
+            f"SELECT {_COLUMNS} FROM answers WHERE address = ? AND asking >= ? AND state IN ('answered', 'cached') "
+            "AND answered_at >= ? AND answered_at < ? ORDER BY asking DESC LIMIT 1",
             (address, asking, since, before),
         )
         return next(map(_stored, rows), None)
 
     def find_last(self, address: str) -> StoredAnswer | None:
-        """Return the last asking of an address, and a whole answer before others."""
+        """Return the last asking of an address, and one with a result before others."""
         rows = self._read(
-            f"SELECT {_COLUMNS} FROM answers WHERE address = ? ORDER BY is_whole DESC, asking DESC LIMIT 1", (address,)
+            f"SELECT {_COLUMNS} FROM answers WHERE address = ? "
+            "ORDER BY state NOT IN ('failed', 'inDoubt') DESC, asking DESC LIMIT 1",
+            (address,),
         )
         return next(map(_stored, rows), None)
 
@@ -189,6 +210,11 @@ class AnswerStore:
         """Return what is kept under a name, or None."""
         rows = self._read("SELECT value FROM facts WHERE name = ?", (name,))
         return str(rows[0][0]) if rows else None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has no answer."""
+        return not self._read("SELECT 1 FROM answers LIMIT 1")
 
     def sizes(self) -> list[TargetSize]:
         """Return what the store has of each target, by name."""
@@ -255,7 +281,7 @@ class AnswerStore:
 
 def _stored(row: tuple[Any, ...]) -> StoredAnswer:
     answer = StoredAnswer(*row)
-    return answer._replace(is_whole=bool(answer.is_whole))
+    return answer._replace(state=AskingState(answer.state))
 
 
 @contextlib.contextmanager

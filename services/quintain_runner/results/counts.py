@@ -157,7 +157,7 @@ class GraderCallSamples:
 
         ``times=-1`` takes it back.
         """
-        if row.status is not RowStatus.GRADED or not row.counts:
+        if row.status is not RowStatus.GRADED:
             return
         for name, verdict in row.graders.items():
             number, calls, squares = self._sums.get((row.column, name), (0, 0, 0))
@@ -224,15 +224,15 @@ class ResumeState:
     """The counts of the latest row of each case, target, prompt and repeat."""
 
     def __init__(self) -> None:
-        #: The counts of each column and repeat, of the rows that count.
+        #: The counts of each column and repeat.
         self.tallies: dict[tuple[str, int], RowTally] = {}
-        #: What all rows were charged, those too that do not count.
+        #: What all rows were charged.
         self.calls_in_rows = 0
         #: How many rows do not hold their answer, so that they cannot be graded again.
         self.rows_without_content = 0
         #: The most calls that one execution of each grader made.
         self.most_grader_calls: Counter[str] = Counter()
-        #: The calls of the graders of the rows that count.
+        #: The calls of the graders.
         self.grader_calls = GraderCallSamples()
 
     def add_row(self, row: Row, *, times: int = 1) -> None:
@@ -241,5 +241,4 @@ class ResumeState:
         self.rows_without_content += times * (row.has_answer and not row.is_gradable)
         count_most_calls(self.most_grader_calls, row)
         self.grader_calls.add_row(row, times=times)
-        if row.counts:
-            self.tallies.setdefault((row.column, row.repeat), RowTally(0)).add(row, times=times)
+        self.tallies.setdefault((row.column, row.repeat), RowTally(0)).add(row, times=times)

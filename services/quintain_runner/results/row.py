@@ -255,9 +255,8 @@ class Row(Message):
     """One row. ``durationMs`` is the target's. ``tries`` is absent where it is 1, and ``prompt`` where the case was
     asked as it is. ``cached`` answers came from the cache: no calls now, and ``saved_usd`` US dollars when they were.
 
-    ``stale`` says what changed since the row was made: such a row is in no count. ``tags`` are the values of the
-    fields that ``by`` in the evaluation file names. Rows with ``contentOmitted`` have fingerprints, scores and counts,
-    and no texts.
+    ``tags`` are the values of the fields that ``by`` in the evaluation file names. Rows with ``contentOmitted`` have
+    fingerprints, scores and counts, and no texts.
     """
 
     schema_version: Literal[2] = 2
@@ -281,7 +280,6 @@ class Row(Message):
     answer: Answer | None = Field(default=None, exclude_if=is_none)
     conversation: ConversationRow | None = Field(default=None, exclude_if=is_none)
     tags: dict[str, list[str]] | None = Field(default=None, exclude_if=is_none)
-    stale: list[str] | None = Field(default=None, exclude_if=is_none)
     content_omitted: bool = Field(default=False, exclude_if=is_zero)
 
     def to_line(self) -> bytes:
@@ -334,11 +332,6 @@ class Row(Message):
             found[name] = grader
             found |= {criterion_name(name, criterion): check for criterion, check in grader.criteria.items()}
         return found
-
-    @property
-    def counts(self) -> bool:
-        """Whether it is in the counts and tables: a stale row is not."""
-        return self.stale is None
 
     @property
     def target_fingerprint(self) -> str | None:

@@ -208,10 +208,25 @@ class ResultFile:
             if self._index.offset_of(row.key) == offset:
                 yield row
 
+    async def take_out(self, is_taken: Callable[[RowKey], bool]) -> None:
+        """Take rows out of the file and of the counts; `find` still has them. Returns when that is on the disk."""
+        await asyncio.to_thread(self._take_out, is_taken)
+
+    def _take_out(self, is_taken: Callable[[RowKey], bool]) -> None:
+        def stays(row: Row) -> bool:
+            if not is_taken(row.key):
+                return True
+            self.resume_state.add_row(row, times=-1)
+            return False
+
+        _compact(self.path, stays)
+        self._file.close()
+        self._file, self._size, self._has_superseded = FileIO(self.path, "ab"), self.path.stat().st_size, False
+
     def current_rows(self) -> Iterator[Row]:
-        """The rows that count, as they are on the disk now; see `current_rows` of this module."""
+        """The rows as they are on the disk now; see `current_rows` of this module."""
         lines = _current_lines(self.path) if self._has_superseded else _valid_lines(self.path)
-        return (line.row for line in lines if line.row.counts)
+        return (line.row for line in lines)
 
     async def append(self, row: Row, *, supersedes: bool = False) -> None:
         """Write a row; returns when it is on the disk. ``supersedes``: the file has one of its key already.
@@ -287,22 +302,16 @@ def charged_calls(folder: Path) -> int:
 def read_resume_state(folder: Path) -> ResumeState:
     """The counts of the rows of this folder; nothing where there are none yet."""
     resume_state = ResumeState()
-    for row in all_current_rows(folder):
+    for row in current_rows(folder):
         resume_state.add_row(row)
     return resume_state
 
 
 def current_rows(folder: Path) -> Iterator[Row]:
-    """The rows of this folder that count, in their order: without those that a newer one has superseded, and without
-    stale ones.
+    """The latest row of each key, in the file's order.
 
     Raises `ConfigError` where the file holds what is no row.
     """
-    return (row for row in all_current_rows(folder) if row.counts)
-
-
-def all_current_rows(folder: Path) -> Iterator[Row]:
-    """The latest row of each key, in the file's order."""
     path = folder / RESULTS_FILE_NAME
     return (line.row for line in _current_lines(path)) if path.is_file() else iter(())
 
@@ -360,11 +369,12 @@ def _is_json(line: bytes) -> bool:
     return True
 
 
-def _compact(path: Path) -> None:
-    """Leave out what was superseded."""
+def _compact(path: Path, stays: Callable[[Row], bool] = lambda _: True) -> None:
+    """Leave out what was superseded, and what does not stay."""
     with atomic_write(path, mode=stat.S_IMODE(path.stat().st_mode)) as new:
         for current in _current_lines(path):
-            new.write(current.line)
+            if stays(current.row):
+                new.write(current.line)
 
 
 def _current_lines(path: Path) -> Iterator[_ResultLine]:

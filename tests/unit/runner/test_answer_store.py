@@ -10,19 +10,26 @@ from pathlib import Path
 import pytest
 
 from quintain.errors import ConfigError
-from quintain_runner.results.answer_store import AnswerStore, StoredAnswer, StoreUnusable
+from quintain_runner.results.answer_store import AnswerStore, AskingState, StoredAnswer, StoreUnusable
 from quintain_runner.results.cache_file import CacheSetting, network_file_system
 
 DAY = 86_400
 
 
-def stored(address: str, asking: int = 1, *, is_whole: bool = True, at: int = 100, size: int = 2) -> StoredAnswer:
-    return StoredAnswer(address, asking, "1.1.0", "bot", "f", b"{}", b"x" * size, is_whole, at)
+def stored(
+    address: str, asking: int = 1, *, state: AskingState = AskingState.ANSWERED, at: int = 100, size: int = 2
+) -> StoredAnswer:
+    return StoredAnswer(address, asking, "1.1.0", "bot", "f", b"{}", b"x" * size, state, at)
 
 
 def test_the_last_whole_answer_is_found_of_this_asking_or_a_later_one(tmp_path: Path) -> None:
     with closing(AnswerStore.open(tmp_path / "a.sqlite3")) as store:
-        kept = [stored("a", 1), stored("a", 2, at=200), stored("a", 3, is_whole=False), stored("b", is_whole=False)]
+        kept = [
+            stored("a", 1),
+            stored("a", 2, at=200),
+            stored("a", 3, state=AskingState.FAILED),
+            stored("b", state=AskingState.FAILED),
+        ]
         store.write(kept, now=0)
         assert (store.find("a"), store.find("a", 2), store.find("a", 3)) == (kept[1], kept[1], None)
         assert (store.find("a", since=201), store.find("b"), store.find("c")) == (None, None, None)

@@ -20,7 +20,7 @@ from quintain_runner.engine.run import RunListener, run_evaluation
 from quintain_runner.plan.address import address_of
 from quintain_runner.plan.trial_selection import CaseOptions
 from quintain_runner.report.summary import RunSummary
-from quintain_runner.results.answer_store import AnswerStore, StoredAnswer
+from quintain_runner.results.answer_store import AnswerStore, AskingState, StoredAnswer
 from quintain_runner.results.row import Row
 from support.evaluations import EvaluationFolder, Json, write_evaluation, write_script
 from support.fake_client import INFO, FakeClient
@@ -129,7 +129,9 @@ async def test_a_second_command_and_a_repaired_failure_are_in_the_recording(tmp_
 def test_the_address_of_a_request_in_a_vendors_words_is_found_again(tmp_path: Path) -> None:
     request = ApiRequest("embeddings", json_text({"input": ["é \ud83d\ude00", "a b"]}), target="e", grader="near")
     address = address_of(request, "f", "n")
-    answer = StoredAnswer(address, 1, "n", "e", "f", request.to_wire(), b'{"a": 1}', is_whole=True, answered_at=1)
+    answer = StoredAnswer(
+        address, 1, "n", "e", "f", request.to_wire(), b'{"a": 1}', AskingState.ANSWERED, answered_at=1
+    )
     with closing(AnswerStore.open(tmp_path / "one.sqlite3")) as store:
         store.write([answer], now=0)
         store.write_fact(RUN_FACT, RecordedRun(info=INFO).to_wire().decode())

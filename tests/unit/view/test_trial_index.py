@@ -49,7 +49,7 @@ def folder(tmp_path: Path) -> Path:
         graded_row("middle", 0.5).model_copy(update={"duration_ms": 9_000.0}),
         errored_row("broken"),
         errored_row("unknown", status=RowStatus.IN_DOUBT),
-        graded_row("old", 0.9).model_copy(update={"stale": ["grader same changed"]}),
+        graded_row("old", 0.9),
         graded_row("low", 0.8, target="other"),
     ]
     disputed = {"same": GraderRow(score=1.0, passed=True), "judge": GraderRow(score=0.0, passed=False)}
@@ -68,7 +68,6 @@ def folder(tmp_path: Path) -> Path:
         ("show=error", ["broken"]),
         ("show=inDoubt", ["unknown"]),
         ("show=error&show=inDoubt", ["broken", "unknown"]),
-        ("show=stale", ["old"]),
         ("target=other", ["low", "disputed"]),
         *(("target=nobody", []), ("grader=judge", ["disputed"]), ("grader=nobody", [])),
         ("min=0.5&max=0.9", ["low", "middle", "old", "disputed"]),
@@ -79,7 +78,7 @@ def folder(tmp_path: Path) -> Path:
         ("is=other:failed&show=passed", []),
         ("is=other:failed&sort=duration", ["disputed"]),
         ("is=bot:error", ["broken"]),
-        ("is=bot:stale&is=bot:nothing", ["low", "high", "middle", "broken", "unknown", "old", "disputed"]),
+        ("is=bot:nothing", ["low", "high", "middle", "broken", "unknown", "old", "disputed"]),
         *(('q="lies by a"', ["low"]), ('q="lies a"', []), ('q="a lake" zür', ["low"]), ('q="lies by', ["low"])),
         *(("q=lake&in=answer", ["low"]), ("q=lake&in=reason", []), ("q=low&in=question", ["low"])),
         *(("q=zurich", ["low"]), ("q=ZÜR lak", ["low"])),
@@ -137,7 +136,7 @@ def test_an_outcome_of_repeats_is_by_the_reducer_any_or_all(
 def test_a_filter_is_the_same_after_its_way_through_an_address() -> None:
     given = TrialFilter(
         columns=("a · b&c",),
-        states=(TrialState.FAILED, TrialState.STALE),
+        states=(TrialState.FAILED, TrialState.ERROR),
         grader="g=1",
         words="x y",
         least=0.25,
@@ -178,9 +177,9 @@ def test_a_newer_row_takes_the_place_of_an_older_one(folder: Path) -> None:
     assert found(folder, "show=error") == []
     with open_index(folder) as index:
         counts = index.column_counts()["bot"]
-    assert (counts.passed, counts.failed, counts.errors, counts.in_doubt, counts.stale) == (3, 1, 0, 1, 1)
-    assert sum(counts.bins) == 4
-    assert counts.score_sum == pytest.approx(2.7)
+    assert (counts.passed, counts.failed, counts.errors, counts.in_doubt) == (4, 1, 0, 1)
+    assert sum(counts.bins) == 5
+    assert counts.score_sum == pytest.approx(3.6)
 
 
 def test_counts_are_those_of_all_rows_in_any_order(tmp_path: Path) -> None:
@@ -261,8 +260,8 @@ def test_an_answer_that_is_not_compared_yet_is_found_as_that_alone(tmp_path: Pat
 # How lists are read from a large index: in an order that it has, up to the end of the page.
 
 
-FILTERS = ["", "show=failed", "show=passed&show=failed", "show=stale", "grader=same", "target=bot", "min=0", "max=0.5"]
-FILTERS += ["show=failed&min=0.1&target=bot&grader=same", "show=stale&show=error"]
+FILTERS = ["", "show=failed", "show=passed&show=failed", "grader=same", "target=bot", "min=0", "max=0.5"]
+FILTERS += ["show=failed&min=0.1&target=bot&grader=same"]
 
 
 @pytest.fixture(scope="module")
