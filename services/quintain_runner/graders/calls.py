@@ -54,10 +54,10 @@ async def call_target(
     deadline_seconds = (
         spec.timeout_seconds + waits.line_seconds(target) if is_limited else context.deadline_seconds(target)
     )
-    times = context.fingerprints.generation * ASKINGS_OF_A_GENERATION + spent_calls + 1
+    earlier_times = context.fingerprints.generation * ASKINGS_OF_A_GENERATION
     try:
         result = await context.answer(
-            replace(asked, times=times),
+            replace(asked, times=earlier_times + asked.times),
             lambda: call_with_retry(
                 lambda: context.session.send(asked.request, request_id=request_id, deadline_seconds=deadline_seconds),
                 resumable=lambda error: waits.resumable(target, error),
@@ -65,8 +65,9 @@ async def call_target(
             is_usable,
         )
     except ReplyExpired:
+        again = replace(asked, times=asked.times + 1)
         return await call_target(
-            asked, request_id_of, context, spec=spec, is_usable=is_usable, spent_calls=spent_calls + 1
+            again, request_id_of, context, spec=spec, is_usable=is_usable, spent_calls=spent_calls + 1
         )
     except Fault as fault:
         calls = spent_calls + int(fault.charged is not False)

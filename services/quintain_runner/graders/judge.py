@@ -50,6 +50,11 @@ class _Vote:
         """How many calls asked for it before."""
         return 0 if self.earlier is None else self.earlier.calls
 
+    @property
+    def times_asked(self) -> int:
+        """How often the same is asked with this call: a vote that was given is asked about something else."""
+        return 1 + (self.earlier_calls if self.earlier is not None and self.earlier.error is not None else 0)
+
 
 @dataclass(frozen=True, slots=True)
 class JudgeGraderRunner:
@@ -149,7 +154,7 @@ class JudgeGraderRunner:
         """Ask for a vote."""
         judge, request = vote.judge, self._request(trial, result, vote.judge)
         call = await call_target(
-            NumberedRequest(request, trial.later_number),
+            NumberedRequest(request, trial.later_number, vote.times_asked),
             lambda calls: self._request_id(trial, vote, context, calls),
             context,
             spec=self.spec,

@@ -221,7 +221,7 @@ class PairwiseGraderRunner:
         if known.choice is not None:
             return _AskedVote(known, known.calls - counted_calls)
         call = await call_target(
-            NumberedRequest(question.request, trial.number_of_pairs),
+            NumberedRequest(question.request, trial.number_of_pairs, known.calls + 1),
             lambda spent: self._request_id(trial, question.request, context, spent),
             context,
             spec=self.spec,

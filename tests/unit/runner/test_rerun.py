@@ -74,7 +74,7 @@ CHANGES: dict[str, tuple[Callable[[World], object], tuple[int, int, int, int, in
     "settings": (lambda w: w.cases[2].update(settings={"temperature": 0.5}), (3, 0, 1, 0, 0), (1, 1)),
     "system prompt": (lambda w: w.cases[2].update(system_prompt="be brief"), (3, 0, 1, 0, 0), (1, 1)),
     "expected": (lambda w: w.cases[0].update(expected="something else"), (3, 1, 0, 0, 0), (0, 1)),
-    "metadata": (lambda w: w.cases[1].update(topic="new"), (3, 1, 0, 0, 0), (0, 1)),
+    "metadata": (lambda w: w.cases[1].update(topic="new"), (3, 1, 0, 0, 0), (0, 0)),
     "a new case": (lambda w: w.cases.append({**w.cases[0], "id": "new"}), (4, 0, 0, 1, 0), (1, 1)),
     "a case less": (lambda w: w.cases.pop(), (3, 0, 0, 0, 1), (0, 0)),
     "grader": (lambda w: w.graders.__setitem__(0, {**EXACT, "ignore_case": True}), (0, 4, 0, 0, 0), (0, 0)),
@@ -126,6 +126,22 @@ async def test_a_function_runs_again_when_what_its_module_imports_changes(world:
     await world.run()
     assert {row.graders["agrees"].passed for row in world.rows()} == {False}
     assert world.called("bot") == (0,)
+
+
+@pytest.mark.parametrize("what", ["question", "expected", "prompt", "target"])
+async def test_a_change_that_is_taken_back_asks_nobody(world: World, what: str) -> None:
+    cases_before, fingerprints = [dict(case) for case in world.cases], {**world.client.fingerprints}
+    await world.run()
+    change(world, what)
+    world.write()
+    await world.run()
+    assert world.asked
+    world.cases, world.client.fingerprints = cases_before, fingerprints
+    (world.path / "prompt.md").write_text("Is it right?")
+    world.write()
+    summary = await world.run()
+    assert (world.asked, summary.total.graded) == ([], 4)
+    assert sum(row.calls for row in world.rows()) <= len(world.client.requests)
 
 
 async def test_a_plan_is_told_in_words_and_the_record_keeps_what_each_command_did(world: World) -> None:
