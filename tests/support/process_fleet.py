@@ -56,7 +56,7 @@ class Process:
     def read_output(self) -> str:
         return self.log.read_text(errors="replace")
 
-    def wait_for_output(self, phrase: str, *, seconds: float = 30) -> None:
+    def wait_for_output(self, phrase: str, *, seconds: float = 100) -> None:
         """Wait until it has said this."""
         ends = time.monotonic() + seconds
         while phrase not in self.read_output():
