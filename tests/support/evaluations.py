@@ -118,7 +118,7 @@ class FakeSessions(RunSessions):
         super().__init__(run, backend)
         self.client = client
 
-    async def open(self, *, most_calls: int) -> RunSession:
+    async def open(self, *, most_calls: int, calls_in_rows: int) -> RunSession:
         return RunSession(client=self.client, session_id=(await self.client.get_info()).session_id)
 
 

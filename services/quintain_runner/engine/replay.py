@@ -71,9 +71,9 @@ class _ReplaySessions(RunSessions):
     async def __aexit__(self, *error: object) -> None:
         """Close nothing."""
 
-    async def open(self, *, most_calls: int) -> RunSession:
+    async def open(self, *, most_calls: int, calls_in_rows: int) -> RunSession:
         """Give the recorded session; see `RunSessions.open`."""
-        del most_calls
+        del most_calls, calls_in_rows
         session_id, where = self._recording.run.info.session_id, f"of the recording {self._recording.path}"
         return RunSession(client=self.client, session_id=session_id, calls_location=where, is_bounded=False)
 

@@ -118,7 +118,7 @@ async def run_evaluation(
         selection = run.selection.to_wire()
         record = record.with_command(options.command, fingerprints, plan.to_wire(), selection, run.overrides)
         listener.on_plan(plan)
-        session = await sessions.open(most_calls=plan.calls_left.most)
+        session = await sessions.open(most_calls=plan.calls_left.most, calls_in_rows=results.resume_state.calls_in_rows)
         record = record.with_fields(session_id=session.session_id or record.session_id, calls=session.calls_location)
         record = record.with_usage(session.ended_usage)
         execution = _Execution(
@@ -174,7 +174,7 @@ class _Execution:
         self._require_bounded_costs(info)
         update_budget(self.progress_state, info, self.session)
         error_limit = ErrorLimit(run.options.error_policy)
-        before = record.with_summary(self._summary(error_limit))
+        before = record.with_summary(self._summary(error_limit)).with_fields(statistics=None)
         await asyncio.to_thread(write_run, folder, before, ended=False)
         run_id = self.session.session_id or info.session_id
         with span(semconv.run_span(evaluation.name, run_id)), logs.log_context(run_id=run_id):
@@ -311,7 +311,9 @@ class _Execution:
             spec, columns = self.run.evaluation.spec, record.configuration.columns
             return analyse_run(self.results.current_rows, columns, spec.repeats, spec.reducers)
 
-        analysis, session = await asyncio.to_thread(analyse_rows), self.session
+        analysis, session = record.statistics, self.session
+        if analysis is None or self.results.is_changed:
+            analysis = await asyncio.to_thread(analyse_rows)
         info = None if session.session_id is None else await read_final_info(session.client)
         if info is not None and info.usage is not None:
             record = record.with_usage({info.session_id: info.usage})

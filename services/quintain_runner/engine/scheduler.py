@@ -23,7 +23,7 @@ from quintain_runner.plan.trials import PlannedQuestion, Trial, pending_trials, 
 from quintain_runner.report.progress import ProgressState
 from quintain_runner.report.summary import ParkedTarget
 from quintain_runner.results.counts import ANSWERED
-from quintain_runner.results.row import TARGET_CHANGED, Row, column_name
+from quintain_runner.results.row import TARGET_CHANGED, Row, column_name, split_column
 from quintain_runner.results.store import ResultFile
 
 #: A target is parked if at least this many of its trials have finished, and at least one in five of them is an error.
@@ -160,6 +160,10 @@ class StartGate:
 _PREFETCHED_TRIALS = 128
 
 
+#: So many rows at most wait for the disk beside the trials that run.
+_MAX_UNWRITTEN_ROWS = 256
+
+
 #: Gives the trials of a target to execute, of these cases.
 TrialsOf = Callable[[Iterable[Case], str], Iterator[Trial]]
 
@@ -189,6 +193,8 @@ class TrialScheduler:
         self._spent_targets = set[str]()
         #: The tasks of the trials that wait for answers, by target.
         self._calling: defaultdict[str, set[asyncio.Task[None]]] = defaultdict(set)
+        #: Rows that are not on the disk yet: a trial has its slot no longer then, unless they are too many.
+        self._unwritten = asyncio.Semaphore(_MAX_UNWRITTEN_ROWS)
 
     async def run(self, plan: RerunPlan, comparisons: Comparisons) -> bool:
         """Execute every pending trial of the plan, except those of parked targets, and then compare the rows that there
@@ -207,7 +213,8 @@ class TrialScheduler:
                 has_left=plan.has_left,
             )
 
-        await self._run_targets(plan, pending)
+        open_targets = {split_column(column)[0] for column, count in plan.pending.items() if count}
+        await self._run_targets(plan, [name for name in self._settings.targets if name in open_targets], pending)
         if comparisons.graders and not self._spent_targets:
             with closing(await asyncio.to_thread(self._results.reader)) as rows:
                 selection = self._settings.selection.cases
@@ -216,18 +223,18 @@ class TrialScheduler:
                     selected = (case for case, is_selected in selection.mark_cases(cases) if is_selected)
                     return comparisons.trials(self._questions(plan, selected), target, rows.find)
 
-                await self._run_targets(plan, compared)
+                await self._run_targets(plan, self._settings.targets, compared)
         return bool(self._spent_targets)
 
     def _questions(self, plan: RerunPlan, cases: Iterable[Case]) -> Iterator[PlannedQuestion]:
         evaluation = self._settings.evaluation
         return planned_questions(cases, evaluation.prompts, evaluation.spec.repeats, plan.occurrences)
 
-    async def _run_targets(self, plan: RerunPlan, trials_of: TrialsOf) -> None:
-        """Execute these trials of all targets."""
+    async def _run_targets(self, plan: RerunPlan, targets: Iterable[str], trials_of: TrialsOf) -> None:
+        """Execute these trials of the targets."""
         try:
             async with asyncio.TaskGroup() as task_group:
-                for target in self._settings.targets:
+                for target in targets:
                     task_group.create_task(self._run_target(plan, target, trials_of))
         except BaseExceptionGroup as failures:
             raise _root_failure(failures) from None
@@ -267,28 +274,34 @@ class TrialScheduler:
     async def _run_trial(
         self, trial: Trial, slots: asyncio.Semaphore, gate: StartGate, policy: RerunPolicy, hold: CostHold
     ) -> None:
-        """Execute one trial, which is counted with its cost, store its row, and release its slot."""
+        """Execute one trial, which is counted with its cost, release its slot, and store its row."""
         self._progress_state.trial_started(trial.key, time.monotonic())
         is_changed = False
         try:
             outcome = await self._call(trial, hold)
-            if outcome.row is not None:
-                self._budget.add_row(outcome.row)
-                self._cost_gate.add_row(outcome.row)
-                is_changed = await self._record_outcome(trial, outcome.row, outcome.target_fault)
-                await self._results.append(outcome.row, supersedes=trial.superseded is not None)
-                if trial.opponents:
-                    self._progress_state.add_comparisons(outcome.row, trial)
-                else:
-                    self._progress_state.add_row(outcome.row, trial.superseded)
-                    self._count_calls_left(trial, outcome.row, policy)
             if outcome.budget_spent:
                 self._spent_targets.add(trial.target)
+            if (row := outcome.row) is not None:
+                self._budget.add_row(row)
+                self._cost_gate.add_row(row)
+                is_changed = await self._record_outcome(trial, row, outcome.target_fault)
+                await self._unwritten.acquire()
         finally:
             self._progress_state.trial_ended(trial.key)
             gate.leave(is_changed=is_changed)
             hold.leave()
             slots.release()
+        if row is None:
+            return
+        try:
+            await self._results.append(row, supersedes=trial.superseded is not None)
+        finally:
+            self._unwritten.release()
+        if trial.opponents:
+            self._progress_state.add_comparisons(row, trial)
+        else:
+            self._progress_state.add_row(row, trial.superseded)
+            self._count_calls_left(trial, row, policy)
 
     async def _call(self, trial: Trial, hold: CostHold) -> TrialOutcome:
         """Execute a trial; until it has its row it may be given up."""

@@ -25,7 +25,6 @@ from quintain_runner.engine.stored_session import StoredSession, read_stored_ses
 from quintain_runner.files import atomic_write
 from quintain_runner.report.run_file import read_run
 from quintain_runner.report.summary import CostLimit
-from quintain_runner.results.store import charged_calls
 
 CALLS_FILE_NAME = "calls.jsonl"
 
@@ -142,9 +141,6 @@ class RunSessions:
                 await _close_children(self.client)
             except Unauthorized:
                 self._is_valid = False
-                # The rows may hold calls that were made after the session's were counted.
-                own_calls = max(stored.own_calls, charged_calls(self._run.options.folder) - stored.earlier_calls)
-                stored = replace(stored, own_calls=own_calls)
                 token = await self._open_session(0)
                 self.client = await stack.enter_async_context(self._backend.connect_session(token))
             self._stored, self._stack = stored, stack.pop_all()
@@ -157,12 +153,16 @@ class RunSessions:
                 with contextlib.suppress(Fault, BusError):
                     await self.client.close_session()
 
-    async def open(self, *, most_calls: int) -> RunSession:
+    async def open(self, *, most_calls: int, calls_in_rows: int) -> RunSession:
         """Give the session of the run: the stored one, or a new one if that ended.
 
-        ``most_calls`` is the most calls that this command can need, and 0 if it has nothing to do. Raises `ConfigError`
-        if another limit is requested and may not be set.
+        ``most_calls`` is the most calls that this command can need, and 0 if it has nothing to do. ``calls_in_rows``
+        were charged for the rows that there are. Raises `ConfigError` if another limit is requested and may not be set.
         """
+        if not self._is_valid:
+            # The rows may hold calls that were made after the session's were counted.
+            own_calls = max(self._stored.own_calls, calls_in_rows - self._stored.earlier_calls)
+            self._stored = replace(self._stored, own_calls=own_calls)
         if not self._is_valid and not most_calls:
             return replace(self._run_session(), session_id=None)
         return await (self._set_limit(most_calls) if self._is_valid else self._replace(most_calls))

@@ -298,17 +298,25 @@ def open_run(
         is_calibration=evaluation.judges_only,
     )
     earlier = existing or RunFile(configuration=configuration, started_at=_now())
+    versions = {
+        "quintain": metadata.version("quintain"),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+    }
+    was = earlier.configuration
+    has_same_tables = (was.columns, was.repeats, was.reduce) == (
+        configuration.columns,
+        configuration.repeats,
+        configuration.reduce,
+    )
     return earlier.with_fields(
         configuration=configuration,
-        versions={
-            "quintain": metadata.version("quintain"),
-            "python": platform.python_version(),
-            "platform": platform.platform(),
-        },
+        versions=versions,
         revision=revision_of(evaluation.folder),
         cards=list(cards),
         ended_at=None,
-        statistics=None,
+        # Those of the rows before this command, which stay if it changes none.
+        statistics=earlier.statistics if has_same_tables and earlier.versions == versions else None,
         bill=None,
     )
 

@@ -157,8 +157,8 @@ class RowReader:
         self._file.close()
 
 
-#: How many rows travel to the disk together at most.
-_MAX_BATCH_ROWS = 1024
+#: Rows that come within so many seconds go to the disk together, and so many at most.
+_GATHER_SECONDS, _MAX_BATCH_ROWS = 0.02, 1024
 
 
 class _ResultLine(NamedTuple):
@@ -179,10 +179,12 @@ class ResultFile:
         self.path, self._keeps_content = path, keeps_content
         #: What the file held when it was opened, and what became of that by `replace`.
         self.resume_state = resume_state
+        #: Whether anything was appended since it was opened.
+        self.is_changed = False
         self._index, self._has_superseded = index, index.has_superseded
         self._file, self._reader = FileIO(path, "ab"), RowReader(path, index)
         self._size = path.stat().st_size
-        self._batcher = Batcher(self._write_batch, max_batch=_MAX_BATCH_ROWS)
+        self._batcher = Batcher(self._write_batch, max_batch=_MAX_BATCH_ROWS, gather_seconds=_GATHER_SECONDS)
         self._write_before_rows: Callable[[], None] = lambda: None
 
     def write_before_rows(self, write: Callable[[], None]) -> None:
@@ -233,6 +235,7 @@ class ResultFile:
 
         Raises `QuintainError` where the disk refuses it.
         """
+        self.is_changed = True
         self._has_superseded = self._has_superseded or supersedes
         await self._batcher.add((row if self._keeps_content else row.without_content()).to_line())
 
@@ -292,11 +295,6 @@ async def open_results(folder: Path, *, keeps_content: bool = True) -> AsyncIter
             await results.close()
             raise
         await results.close(compact=True)
-
-
-def charged_calls(folder: Path) -> int:
-    """What the rows of this folder say that was charged for them."""
-    return read_resume_state(folder).calls_in_rows
 
 
 def read_resume_state(folder: Path) -> ResumeState:

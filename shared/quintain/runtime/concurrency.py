@@ -62,7 +62,7 @@ class BatchSender(Generic[Key, Item]):
     ``send`` tells the items itself what became of them, and raises nothing. At most ``max_concurrent`` batches of a key
     are sent at a time; with ``full_at_once``, as many items as a batch may have are sent whatever is under way, because
     a full batch gains nothing by waiting. ``count`` may let a batch end earlier: it gets the items that wait, and
-    returns how many of them go together, at least one.
+    returns how many of them go together, at least one. What is added within ``gather_seconds`` shares a batch.
     """
 
     def __init__(
@@ -72,9 +72,10 @@ class BatchSender(Generic[Key, Item]):
         max_concurrent: int = 1,
         full_at_once: bool = False,
         count: Callable[[list[Item]], int] = len,
+        gather_seconds: float = 0,
     ) -> None:
         self._send, self._max_concurrent, self._full_at_once = send, max_concurrent, full_at_once
-        self._count = count
+        self._count, self._gather_seconds = count, gather_seconds
         self._lines: dict[Key, _KeyedItems[Item]] = {}
         self._sending: set[asyncio.Task[None]] = set()
         self._is_closed = False
@@ -120,7 +121,7 @@ class BatchSender(Generic[Key, Item]):
     async def _send_batch(self, key: Key, line: _KeyedItems[Item], *, at_once: bool) -> None:
         try:
             if not at_once:
-                await asyncio.sleep(0)  # Items that are added until then share the batch.
+                await asyncio.sleep(self._gather_seconds)  # Items that are added until then share the batch.
             line.is_due = False
             batch = line.waiting[: line.max_batch]
             if len(batch) > 1:
@@ -150,11 +151,16 @@ class Batcher(Generic[Item]):
     """
 
     def __init__(
-        self, send: Callable[[list[Item]], Awaitable[None]], *, max_batch: int = 64, max_concurrent: int = 1
+        self,
+        send: Callable[[list[Item]], Awaitable[None]],
+        *,
+        max_batch: int = 64,
+        max_concurrent: int = 1,
+        gather_seconds: float = 0,
     ) -> None:
         self._send, self._max_batch = send, max_batch
         self._sender = BatchSender[None, tuple[Item, asyncio.Future[None]]](
-            self._send_awaited, max_concurrent=max_concurrent
+            self._send_awaited, max_concurrent=max_concurrent, gather_seconds=gather_seconds
         )
 
     def add(self, item: Item) -> asyncio.Future[None]:

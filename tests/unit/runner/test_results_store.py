@@ -13,7 +13,7 @@ import pytest
 from quintain.errors import ConfigError, QuintainError
 from quintain_runner.results import store
 from quintain_runner.results.row import Row, RowKey, RowStatus
-from quintain_runner.results.store import KeyHashSet, charged_calls, key_hash, open_results
+from quintain_runner.results.store import KeyHashSet, key_hash, open_results, read_resume_state
 from support.results_folder import errored_row, graded_row
 
 
@@ -87,11 +87,11 @@ async def test_the_counts_are_those_of_the_rows_that_count_and_superseded_ones_a
     async with open_results(tmp_path) as results:
         tally = results.resume_state.tallies["bot", 1]
     assert (tally.graded, tally.errors, tally.calls, tally.done) == (1, 1, 8, 2)
-    assert charged_calls(tmp_path) == 8
+    assert read_resume_state(tmp_path).calls_in_rows == 8
     # A run that was killed left rows that others supersede: they are read past.
     assert await resume_statuses(tmp_path, "1", "2") == {"1": (RowStatus.GRADED, 2), "2": (RowStatus.ERROR, 1)}
     assert [one.tries for one in read_rows(tmp_path)] == [2, 1]
-    assert charged_calls(tmp_path / "nowhere") == 0
+    assert read_resume_state(tmp_path / "nowhere").calls_in_rows == 0
 
 
 async def test_an_interrupted_owner_leaves_complete_rows_only(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ async def test_a_session_is_taken_up_and_one_that_ended_is_replaced(
         yield stored if session_token == token else ParentClient()
 
     async with sessions_of(tmp_path, connect_fake, SessionToken.mint().text, max_calls=1000) as sessions:
-        session = await sessions.open(most_calls=0 if refusal is Unauthorized else 3)
+        session = await sessions.open(most_calls=0 if refusal is Unauthorized else 3, calls_in_rows=0)
         assert (session.client is stored) == (refusal is not Unauthorized)
         assert refusal is not Unauthorized or session.session_id is None
 
@@ -96,16 +96,16 @@ async def test_a_resumed_run_has_the_share_that_its_command_says(tmp_path: Path)
             return sessions_of(tmp_path, join, parent.token, max_calls=2, admin=admin, **share)
 
         async with sessions(weight=5) as run:
-            plan = await run.open(most_calls=2)
+            plan = await run.open(most_calls=2, calls_in_rows=0)
             assert (await plan.client.get_info()).weight == 5
         async with sessions(weight=7, priority=Priority.BATCH) as run:
             with pytest.raises(ConfigError, match="QUINTAIN_ADMIN_TOKEN"):
-                await run.open(most_calls=2)
+                await run.open(most_calls=2, calls_in_rows=0)
         async with (
             connect_admin("memory://", ADMIN_TOKEN, memory=fleet.running.memory) as admin,
             sessions(admin, weight=7, priority=Priority.BATCH) as run,
         ):
-            plan = await run.open(most_calls=2)
+            plan = await run.open(most_calls=2, calls_in_rows=0)
             info = await plan.client.get_info()
             assert (info.weight, info.priority) == (7, Priority.BATCH)
 
@@ -120,14 +120,14 @@ async def test_a_run_whose_parent_is_spent_goes_on_when_that_was_raised(tmp_path
             return sessions_of(tmp_path, join, parent.token, max_calls=max_calls, is_explicit=is_explicit)
 
         async with sessions(2) as run:
-            plan = await run.open(most_calls=2)
+            plan = await run.open(most_calls=2, calls_in_rows=0)
             await plan.client.invoke_batch(["a", "b"])
             assert await run.spent_parent() == parent.session_id
             await run.finish(has_open_trials=True)
         async with connect_admin("memory://", ADMIN_TOKEN, memory=fleet.running.memory) as admin:
             await admin.amend(AmendSession(session_id=parent.session_id, max_calls=5))
         async with sessions(3) as run:
-            plan = await run.open(most_calls=1)
+            plan = await run.open(most_calls=1, calls_in_rows=0)
             await plan.client.invoke("c")
             with pytest.raises(BudgetExhausted):
                 await plan.client.invoke("d")
@@ -147,7 +147,7 @@ async def test_a_limit_in_money_is_that_of_the_run_until_a_command_changes_it_or
             """The limit of the session of a command with this one, which makes so many calls."""
             join = partial(connect, "memory://", memory=fleet.running.memory)
             async with sessions_of(tmp_path, join, "", max_calls=100, admin=admin, max_cost_usd=usd) as sessions:
-                plan = await sessions.open(most_calls=50)
+                plan = await sessions.open(most_calls=50, calls_in_rows=0)
                 await plan.client.invoke_batch(["q"] * calls)
                 info = await plan.client.get_info()
                 if is_closed:
@@ -178,10 +178,10 @@ async def test_a_command_that_is_killed_may_have_spent_its_limit(tmp_path: Path)
 
         for usd in (1, 3):
             async with sessions(usd) as run:
-                plan = await run.open(most_calls=9)
+                plan = await run.open(most_calls=9, calls_in_rows=0)
                 session_id = (await plan.client.get_info()).session_id
         await admin.amend(AmendSession(session_id=session_id, state=SessionState.CLOSED))
         async with sessions(3) as run:
-            plan = await run.open(most_calls=9)
+            plan = await run.open(most_calls=9, calls_in_rows=0)
             with pytest.raises(BudgetExhausted):
                 await plan.client.invoke("q")
