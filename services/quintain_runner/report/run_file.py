@@ -171,6 +171,15 @@ class RunFile(Message):
         stem = Path(self.configuration.evaluation).stem
         return f"{stem} (calibration)" if self.configuration.is_calibration else stem
 
+    def has_tables_of(self, configuration: RunConfiguration, versions: Mapping[str, str]) -> bool:
+        """Whether the same rows have the same statistics under this configuration and with these versions."""
+        was = self.configuration
+        return self.versions == versions and (was.columns, was.repeats, was.reduce) == (
+            configuration.columns,
+            configuration.repeats,
+            configuration.reduce,
+        )
+
     def with_usage(self, usage: Mapping[str, Sequence[UsageLine]]) -> RunFile:
         """The record, with what these sessions have used by now."""
         known = {session.session_id: session for session in self.sessions}
@@ -303,12 +312,6 @@ def open_run(
         "python": platform.python_version(),
         "platform": platform.platform(),
     }
-    was = earlier.configuration
-    has_same_tables = (was.columns, was.repeats, was.reduce) == (
-        configuration.columns,
-        configuration.repeats,
-        configuration.reduce,
-    )
     return earlier.with_fields(
         configuration=configuration,
         versions=versions,
@@ -316,7 +319,7 @@ def open_run(
         cards=list(cards),
         ended_at=None,
         # Those of the rows before this command, which stay if it changes none.
-        statistics=earlier.statistics if has_same_tables and earlier.versions == versions else None,
+        statistics=earlier.statistics if earlier.has_tables_of(configuration, versions) else None,
         bill=None,
     )
 
