@@ -103,6 +103,7 @@ async def run_evaluation(
         ) as graders,
         open_results(options.folder, keeps_content=options.keeps_content) as results,
     ):
+        calls_in_rows = results.resume_state.calls_in_rows
         record = await asyncio.to_thread(_open_record, run)
         record = record.with_fields(judges=record.judges | recorded_judges(graders))
         fingerprints = await run_fingerprints(run, info, graders, record, env)
@@ -118,7 +119,7 @@ async def run_evaluation(
         selection = run.selection.to_wire()
         record = record.with_command(options.command, fingerprints, plan.to_wire(), selection, run.overrides)
         listener.on_plan(plan)
-        session = await sessions.open(most_calls=plan.calls_left.most, calls_in_rows=results.resume_state.calls_in_rows)
+        session = await sessions.open(most_calls=plan.calls_left.most, calls_in_rows=calls_in_rows)
         record = record.with_fields(session_id=session.session_id or record.session_id, calls=session.calls_location)
         record = record.with_usage(session.ended_usage)
         execution = _Execution(

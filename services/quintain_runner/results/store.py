@@ -179,7 +179,7 @@ class ResultFile:
         self.path, self._keeps_content = path, keeps_content
         #: What the file held when it was opened, and what became of that by `replace`.
         self.resume_state = resume_state
-        #: Whether anything was appended since it was opened.
+        #: Whether rows came or went since it was opened.
         self.is_changed = False
         self._index, self._has_superseded = index, index.has_superseded
         self._file, self._reader = FileIO(path, "ab"), RowReader(path, index)
@@ -224,6 +224,7 @@ class ResultFile:
         _compact(self.path, stays)
         self._file.close()
         self._file, self._size, self._has_superseded = FileIO(self.path, "ab"), self.path.stat().st_size, False
+        self.is_changed = True
 
     def current_rows(self) -> Iterator[Row]:
         """The rows as they are on the disk now; see `current_rows` of this module."""
