@@ -51,6 +51,12 @@ ConfigOption = Annotated[
     Path | None, typer.Option(help="Configuration file; default: quintain.yaml beside the evaluation file or above.")
 ]
 ModelOption = Annotated[str | None, typer.Option(metavar="NAME", help="A model in place of that of the one target.")]
+PromptOption = Annotated[
+    list[str] | None, typer.Option(help="Ask only under this prompt; repeatable. Other rows stay as they are.")
+]
+GraderOption = Annotated[
+    list[str] | None, typer.Option(help="Grade only by this grader; repeatable. Verdicts of others stay in their rows.")
+]
 SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Set a key of a file, such as targets.gpt.temperature=0."),
@@ -131,12 +137,20 @@ def _print_plan(plan: RerunPlan) -> None:
 
 def _print_settings(run: RunSettings, location: str) -> None:
     evaluation, options = run.evaluation, run.options
-    names = ", ".join([*(grader.name for grader in evaluation.spec.graders), *run.dataset.own_graders.limits])
-    size_text = format_size(run.cases, evaluation.prompt_names, run.targets, evaluation.spec.repeats)
+    graders = ", ".join([*(grader.name for grader in evaluation.graders), *run.dataset.own_graders.limits])
+    prompts = [prompt.name for prompt in evaluation.asked_prompts if prompt.name is not None]
+    size_text = format_size(run.cases, prompts, run.targets, evaluation.spec.repeats)
     trials_text = format_count(evaluation.trials_of(run.cases, targets=len(run.targets)), "trial")
-    print_stderr(escape_for_terminal(f"run      {evaluation.name}: {size_text} = {trials_text}, graders {names}"))
+    print_stderr(escape_for_terminal(f"run      {evaluation.name}: {size_text} = {trials_text}, graders {graders}"))
     if left_out := [f"{name} leaves out {count:,}" for name, count in run.selection.left_out.items()]:
         print_stderr(f"select   {run.cases:,} of {format_count(run.dataset.cases, 'case')}: {', '.join(left_out)}")
+    for what, chosen, known in (
+        ("prompt", evaluation.only_prompts, evaluation.prompt_names),
+        ("grader", evaluation.only_graders, [grader.name for grader in evaluation.spec.graders]),
+    ):
+        if chosen:
+            others = [name for name in known if name not in chosen]
+            print_stderr(escape_for_terminal(f"select   --{what} leaves out {', '.join(others) or 'nothing'}"))
     for option in run.overrides:
         print_stderr(escape_for_terminal(f"set      {redact_secrets(option)}"))
     own = run.own_max_calls

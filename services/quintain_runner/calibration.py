@@ -31,7 +31,7 @@ from quintain_runner.plan.labeled_answers import (
     is_same_answer,
 )
 from quintain_runner.plan.selection import CaseSelection
-from quintain_runner.plan.trial_selection import CaseOptions, TrialSelection
+from quintain_runner.plan.trial_selection import SelectionOptions, TrialSelection
 from quintain_runner.report.run_file import FILE_NAME, open_run, write_run
 from quintain_runner.report.run_report import RunReport
 from quintain_runner.results.labels import verdicts_of
@@ -162,7 +162,7 @@ def _narrowed(run: RunSettings, found: LabeledAnswers, answers: Sequence[Labeled
         dataset=replace(run.dataset, source=source, cases=len(labeled)),
         options=replace(run.options, targets=targets),
         selection=TrialSelection(
-            options=CaseOptions(ids=case_ids),
+            options=SelectionOptions(ids=case_ids),
             cases=CaseSelection(where={}, ids=frozenset(case_ids)),
             case_count=len(case_ids),
             targets=frozenset(targets),

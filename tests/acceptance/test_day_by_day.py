@@ -38,3 +38,31 @@ def test_cases_that_failed_are_tried_with_another_model_and_the_record_says_so(s
     assert record["history"][0]["selection"]["leftOut"] == {"--failing": 4, "--sample": 1}
     refused = shell.run("check", "eval.yaml", "--model", "model-b", "--set", "treshold=1", code=2, env=env)
     assert "did you mean 'threshold'" in refused.stdout
+
+
+def test_one_prompt_and_one_grader_are_tried_alone(shell: CommandLine) -> None:
+    files = {
+        "quintain_yaml": "targets:\n  echo: {provider: mock}\n",
+        "eval_yaml": """
+dataset: cases.jsonl
+prompts: [{name: plain, user: "{{ question }}"}, {name: long, user: "{{ question }} please"}]
+graders: [{name: same, builtin: exact}, {name: within, builtin: contains}]
+""",
+    }
+    write_files(shell.folder, **files)
+    words = ("eval.yaml", "--prompt", "long", "--grader", "within")
+    checked = json.loads(shell.run("check", *words, "--json").stdout)
+    assert (checked["prompts"], [grader["name"] for grader in checked["graders"]]) == (["long"], ["within"])
+    tried = shell.run("run", *words)
+    assert "select   --prompt leaves out plain" in tried.stderr
+    assert "select   --grader leaves out same" in tried.stderr
+    rows = rows_of(shell.folder / "runs" / "eval")
+    assert [(row["prompt"], row["output"], row["score"]) for row in rows] == [
+        ("long", f"q{number} please", 1.0) for number in (1, 2, 3)
+    ]
+    record = json.loads((shell.folder / "runs" / "eval" / "run.json").read_text())
+    assert record["history"][0]["selection"] == {"prompts": ["long"], "graders": ["within"]}
+    counts = json.loads(shell.run("run", "eval.yaml", "--json").stdout)
+    assert (counts["totals"]["graded"], counts["totals"]["calls"]) == (6, 6)
+    for option, name, nearest in (("--prompt", "lon", "'long'"), ("--grader", "sane", "'same'")):
+        assert f"did you mean {nearest}" in shell.run("run", "eval.yaml", option, name, code=2).stderr

@@ -148,21 +148,22 @@ class EvaluationFolder(RunListener):
 
     def settings(self, **options: Any) -> RunSettings:
         """The settings of a run of the evaluation, as its files are now, with these options."""
-        evaluation = load_evaluation(self.path / "eval.yaml")
         run = RunOptions(
             path=self.path / "eval.yaml",
             output=self.output,
             **{"concurrency": self.concurrency, "error_policy": self.error_policy, **options},
         )
+        chosen = run.selection
+        evaluation = load_evaluation(self.path / "eval.yaml").selecting(chosen.prompts, chosen.graders)
         dataset = open_dataset(evaluation, self.output, self.env)
-        selection = select_trials(run.cases, dataset, run.targets, run.folder)
+        selection = select_trials(chosen, dataset, run.targets, run.folder)
         return RunSettings(
             options=run,
             settings=read_settings({}),
             env=self.env,
             evaluation=evaluation,
             config=None,
-            targets=tuple(name for name in self.targets if selection.has_target(name)),
+            targets=tuple(name for name in self.targets if not run.targets or name in run.targets),
             dataset=dataset,
             selection=selection,
         )

@@ -23,17 +23,20 @@ from quintain_cli.console import (
     print_stdout,
     run_command,
 )
-from quintain_cli.run_output import ModelOption, SetOption, format_size
+from quintain_cli.run_output import GraderOption, ModelOption, PromptOption, SetOption, format_size
 from quintain_runner.engine.cost_limit import CostLimitCheck
 from quintain_runner.engine.estimate import CostRange, RunEstimate
 from quintain_runner.engine.preflight import CheckReport, ProbeResult, check_evaluation
 from quintain_runner.engine.run_settings import RunOptions
+from quintain_runner.plan.trial_selection import SelectionOptions
 from quintain_runner.results.bill import SIMULATED_USER, dollars
 
 
 def check(
     path: Annotated[Path, typer.Argument(metavar="EVAL.YAML", help="The evaluation file.")],
     target: Annotated[list[str] | None, typer.Option(help="A target to test, one of the file's; repeatable.")] = None,
+    prompt: PromptOption = None,
+    grader: GraderOption = None,
     model: ModelOption = None,
     overrides: SetOption = None,
     config: Annotated[
@@ -52,6 +55,7 @@ def check(
     options = RunOptions(
         path=path, config=config, targets=tuple(target or ()), max_cost_usd=max_cost_usd,
         model=model, overrides=tuple(overrides or ()),
+        selection=SelectionOptions(prompts=tuple(prompt or ()), graders=tuple(grader or ())),
     )  # fmt: skip
     report = run_command(check_evaluation(options, read_settings(environment()), probe=probe), as_json=as_json)
     code = (

@@ -29,11 +29,13 @@ from quintain_cli.run_output import (
     ConcurrencyOption,
     ConfigOption,
     CsvOption,
+    GraderOption,
     GradersOption,
     JunitOption,
     MarkdownOption,
     ModelOption,
     OutputFiles,
+    PromptOption,
     SetOption,
     run_and_report,
 )
@@ -45,7 +47,7 @@ from quintain_runner.engine.run_settings import (
     RunOptions,
 )
 from quintain_runner.plan.changes import RerunPolicy
-from quintain_runner.plan.trial_selection import CaseOptions
+from quintain_runner.plan.trial_selection import SelectionOptions
 from quintain_runner.report.run_file import read_run
 from quintain_runner.results.cache_file import CacheSetting
 
@@ -137,6 +139,8 @@ RetryErrorsOption = Annotated[
 def run(
     path: Annotated[Path, typer.Argument(metavar="EVAL.YAML", help="The evaluation file.")],
     target: TargetOption = None,
+    prompt: PromptOption = None,
+    grader: GraderOption = None,
     model: ModelOption = None,
     overrides: SetOption = None,
     case: CaseOption = None,
@@ -174,11 +178,12 @@ def run(
     Without QUINTAIN_BROKER_URL and QUINTAIN_GATEWAY_URL all services run in this process; with one of them, the run
     uses the services there. `quintain check` is the dry run: the same errors and calls, and no call is made.
     """
-    cases = CaseOptions(
-        ids=tuple(case or ()), where=tuple(where or ()), failing=failing, of=of, sample=sample, seed=seed, limit=limit
-    )
+    selection = SelectionOptions(
+        ids=tuple(case or ()), where=tuple(where or ()), failing=failing, of=of, sample=sample, seed=seed, limit=limit,
+        prompts=tuple(prompt or ()), graders=tuple(grader or ()),
+    )  # fmt: skip
     options = RunOptions(
-        path=path, output=output, config=config, targets=tuple(target or ()), cases=cases,
+        path=path, output=output, config=config, targets=tuple(target or ()), selection=selection,
         overrides=tuple(overrides or ()), model=model,
         max_calls=max_calls, max_cost_usd=max_cost_usd, weight=weight, priority=priority,
         concurrency=concurrency, grader_concurrency=graders, cache=cache, replay=replay,

@@ -108,7 +108,7 @@ async def connect_backend(
 
 def _needs_gateway(run: RunSettings) -> bool:
     """Whether a grader is a program that may call targets, for which it gets a URL."""
-    programs = [one for one in run.evaluation.spec.graders if isinstance(one, CommandGrader | FunctionGrader)]
+    programs = [one for one in run.evaluation.graders if isinstance(one, CommandGrader | FunctionGrader)]
     return any(one.name not in run.evaluation.graders_without_session for one in programs)
 
 

@@ -26,7 +26,7 @@ from quintain_runner.spec.graders import single_graders
 
 def pairwise_graders(evaluation: Evaluation) -> list[PairwiseGrader]:
     """The pairwise graders of an evaluation."""
-    return [grader for grader in evaluation.spec.graders if isinstance(grader, PairwiseGrader)]
+    return [grader for grader in evaluation.graders if isinstance(grader, PairwiseGrader)]
 
 
 def has_answer(row: Row | None) -> bool:
@@ -183,7 +183,7 @@ def open_comparisons(
 
 def comparing_problems(evaluation: Evaluation, settings: Settings, *, keeps_content: bool) -> Iterator[str]:
     """A line for each grader that compares answers where rows are written without them, or embeds them and cannot."""
-    for index, grader in enumerate(evaluation.spec.graders):
+    for index, grader in evaluation.numbered_graders:
         place = f"{evaluation.path}: graders[{index}] ({grader.name})"
         if isinstance(grader, PairwiseGrader) and not keeps_content:
             yield f"{place}: it compares the answers in rows, and --no-content leaves them out"
@@ -204,7 +204,7 @@ def opponent_requirements(
     requirements: list[CaseRequirement] = []
     targets = evaluation.spec.targets or targets
     with contextlib.ExitStack() as stack:
-        for index, grader in enumerate(evaluation.spec.graders):
+        for index, grader in evaluation.numbered_graders:
             if not isinstance(grader, PairwiseGrader) or not targets:
                 continue
             try:

@@ -147,7 +147,7 @@ def _planned_calls(
     judges, prompts = judge_targets_of(found.config), judge_prompts(evaluation)
     stats = found.dataset
     own = () if stats is None else (one for one in stats.own_graders.asking.values() for _ in range(one.at_once))
-    for grader in [*single_graders(evaluation.spec.graders), *(one.longest for one in own)]:
+    for grader in [*single_graders(evaluation.graders), *(one.longest for one in own)]:
         if isinstance(grader, JudgeGrader):
             body_bytes = (
                 len(judge_instructions(grader, prompts.get(grader.name, grader.instructions or "")))

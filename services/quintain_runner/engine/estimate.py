@@ -152,7 +152,7 @@ def _estimate_tokens(inputs: EstimateInput) -> dict[str, TokensEstimate]:
 def _graded_parts(inputs: EstimateInput) -> Iterator[tuple[GraderSpec, EstimateInput, float]]:
     """Each grader with what it grades: the evaluation's all cases, and the cases' own as large a part of them as they
     are in, which may be more than all; and how large that part is."""
-    yield from ((grader, inputs, 1.0) for grader in single_graders(inputs.evaluation.spec.graders))
+    yield from ((grader, inputs, 1.0) for grader in single_graders(inputs.evaluation.graders))
     dataset = inputs.dataset
     for own in dataset.own_graders.asking.values():
         share = own.graders / dataset.own_graders.counted

@@ -101,7 +101,7 @@ def judge_warnings(
 def judge_prompts(evaluation: Evaluation) -> dict[str, str]:
     """The instructions of the judges by grader name, those in lists too."""
     prompts: dict[str, str] = {}
-    for judge in single_graders(evaluation.spec.graders):
+    for judge in single_graders(evaluation.graders):
         if isinstance(judge, JudgeGrader) and judge.instructions is not None:
             prompts[judge.name] = judge.instructions
         elif isinstance(judge, JudgeGrader | PairwiseGrader) and judge.prompt is not None:
@@ -175,7 +175,7 @@ def unknown_of_fleet(evaluation: Evaluation) -> str | None:
 
 
 def _judges(evaluation: Evaluation) -> Iterator[tuple[int, JudgeGrader | PairwiseGrader]]:
-    for index, grader in enumerate(evaluation.spec.graders):
+    for index, grader in evaluation.numbered_graders:
         yield from ((index, one) for one in single_graders([grader]) if isinstance(one, JudgeGrader | PairwiseGrader))
 
 

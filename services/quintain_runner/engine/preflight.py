@@ -220,7 +220,7 @@ def _build_report(
             "cases": None if found.dataset is None else found.dataset.cases,
             "repeats": spec.repeats,
             "targets": list(found.targets),
-            "prompts": evaluation.prompt_names,
+            "prompts": [one.name for one in evaluation.asked_prompts if one.name is not None],
             "graders": list(_grader_summaries(found, evaluation)),
             "max_calls": spec.max_calls,
             "probes": probes,
@@ -283,7 +283,7 @@ def _earlier_usage(folder: Path) -> Mapping[str, Usage]:
 
 
 def _grader_summaries(found: Inspection, evaluation: Evaluation) -> Iterator[GraderSummary]:
-    for index, grader in enumerate(evaluation.spec.graders):
+    for index, grader in evaluation.numbered_graders:
         called = [target for place, target in found.judge_references if place == index]
         most_calls = max_grader_calls(evaluation, grader) if called else 0
         if isinstance(grader, PairwiseGrader):

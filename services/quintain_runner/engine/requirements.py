@@ -45,7 +45,7 @@ def case_requirements(
     sections = _section_requirements(evaluation)
     tokens = _token_requirements(evaluation, token_limits)
     return (
-        *_grading_requirements(spec, judges_only=evaluation.judges_only),
+        *_grading_requirements(evaluation),
         *_tool_call_requirements(spec),
         *sections,
         _own_section_requirement(evaluation),
@@ -102,16 +102,17 @@ def fields_in_use(evaluation: Evaluation) -> frozenset[str]:
     )
 
 
-def _grading_requirements(spec: EvaluationSpec, *, judges_only: bool) -> Iterator[CaseRequirement]:
+def _grading_requirements(evaluation: Evaluation) -> Iterator[CaseRequirement]:
     """The case has a grader with a weight, and what its graders compare with is there, and can be compared with."""
-    if not judges_only and not any(grader.weight for grader in spec.graders):
+    is_narrowed, graders = evaluation.judges_only or evaluation.only_graders, evaluation.graders
+    if not is_narrowed and not any(grader.weight for grader in graders):
         yield CaseRequirement(
             is_met=lambda case: any(grader.weight for grader in case.graders),
             problem="no grader with a weight",
             reason="no row of them has a score",
             fix="write graders in the evaluation file, or in each case",
         )
-    comparing = [grader for grader in single_graders(spec.graders) if _needs_expected(grader)]
+    comparing = [grader for grader in single_graders(graders) if _needs_expected(grader)]
     if comparing:
         yield CaseRequirement(
             is_met=lambda case: case.expected is not None,
@@ -119,7 +120,7 @@ def _grading_requirements(spec: EvaluationSpec, *, judges_only: bool) -> Iterato
             reason=f"needed by {_grader_names(comparing)}",
             fix="add it to them, leave them out with where, or take another grader",
         )
-    for grader in single_graders(spec.graders):
+    for grader in single_graders(graders):
         if isinstance(grader, ComparingGrader) and (grader.templates or not grader.has_value):
             yield CaseRequirement(
                 is_met=lambda case, grader=grader: _problem_of(grader, case) is None,  # type: ignore[misc]
@@ -149,7 +150,7 @@ def _tool_call_requirements(spec: EvaluationSpec) -> Iterator[CaseRequirement]:
 
 def _section_requirements(evaluation: Evaluation) -> Iterator[CaseRequirement]:
     """Each section that a judge is to be shown and that not every case has."""
-    judges = [grader for grader in single_graders(evaluation.spec.graders) if isinstance(grader, JudgeGrader)]
+    judges = [grader for grader in single_graders(evaluation.graders) if isinstance(grader, JudgeGrader)]
     for name in dict.fromkeys(name for judge in judges for name in judge.show or ()):
         if name in {"question", "expected", *ANSWER_SECTIONS}:
             continue

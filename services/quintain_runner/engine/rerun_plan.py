@@ -61,7 +61,11 @@ async def run_fingerprints(
         run.evaluation, graders, run.judge_targets, known, env if recording is None else None
     )
     if recording is not None:
-        of_graders = {name: {**own, **recording.run.graders.get(name, {})} for name, own in of_graders.items()}
+        recorded = recording.run.graders
+        of_graders = {
+            target: {name: recorded.get(target, {}).get(name, one) for name, one in own.items()}
+            for target, own in of_graders.items()
+        }
     return RunFingerprints(
         targets=known,
         graders=of_graders,
@@ -69,6 +73,7 @@ async def run_fingerprints(
         judge_targets=run.judge_targets,
         models={**record.fingerprints.models, **models},
         generation=record.generation + run.options.regrades,
+        keeps_other_graders=bool(run.evaluation.only_graders),
     )
 
 
@@ -309,7 +314,7 @@ class Planner:
                 key = RowKey(case.id, target, question.repeat, question.prompt)
                 row = self.results.find(key)
                 decision = decide(row, question.case, target, self.comparisons.fingerprints, options.rerun_policy)
-                if not (is_selected and self.run.selection.has_target(target)):
+                if not (is_selected and self.run.selection.has_column(target, question.prompt)):
                     decision = decision.waiting()
                 needed = needed_calls(decision.action, row, question.case, target, self.comparisons.fingerprints)
                 plan.add(key, row, decision, needed)
@@ -320,7 +325,7 @@ class Planner:
                         plan.leave(row.key)
                     yield question, row, decision
             for target, needed in self.comparisons.missing(question, planned):
-                if is_selected and self.run.selection.has_target(target):
+                if is_selected and self.run.selection.has_column(target, question.prompt):
                     plan.add_comparisons(column_name(target, question.prompt), needed)
 
 

@@ -227,6 +227,7 @@ class _Execution:
             total.waiting
             or total.uncompared
             or self.plan.not_selected
+            or self.run.evaluation.only_graders
             or (policy.rerun_errors and (total.errors or total.lacks_votes))
             or (policy.rerun_in_doubt and total.in_doubt)
         )
@@ -323,7 +324,7 @@ class _Execution:
             recorded = RecordedRun(
                 info=recorded_session(info, usage, session.calls_of_earlier_sessions),
                 settings=dict(self._target_settings),
-                graders={name: dict(own) for name, own in self.comparisons.fingerprints.graders.items()},
+                graders=record.fingerprints.graders,
                 sessionless=sorted(self.run.evaluation.graders_without_session),
             )
             await asyncio.to_thread(self.answers.write_run, recorded)

@@ -36,7 +36,7 @@ from quintain_runner.plan.conversation import MAX_ATTEMPTS
 from quintain_runner.plan.dataset import DatasetStats, open_dataset, read_cases
 from quintain_runner.plan.labeled_answers import read_labels
 from quintain_runner.plan.selection import feature_warnings
-from quintain_runner.plan.trial_selection import CaseOptions, TrialSelection, select_trials
+from quintain_runner.plan.trial_selection import SelectionOptions, TrialSelection, check_graders, select_trials
 from quintain_runner.plan.trials import check_targets_available, choose_targets, estimate_dataset
 from quintain_runner.spec.evaluation import Evaluation, load_evaluation
 from quintain_worker.providers.factory import check_program, check_provider
@@ -57,11 +57,8 @@ class ErrorPolicy:
     fail_fast: bool = False
 
 
-#: Default number of trials of each target that run at the same time.
-DEFAULT_CONCURRENCY = 64
-
-#: Default number of grader processes that run at the same time.
-DEFAULT_GRADER_CONCURRENCY = 8
+#: Default numbers of trials of each target, and of grader processes, that run at the same time.
+DEFAULT_CONCURRENCY, DEFAULT_GRADER_CONCURRENCY = 64, 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +76,7 @@ class RunOptions:
 
     path: Path
     targets: tuple[str, ...] = ()
-    cases: CaseOptions = field(default_factory=CaseOptions)
+    selection: SelectionOptions = field(default_factory=SelectionOptions)
     #: ``KEY=VALUE`` texts, and a model in place of the target's.
     overrides: tuple[str, ...] = ()
     model: str | None = None
@@ -295,7 +292,7 @@ async def inspect_evaluation(
     with found.collect_errors():
         found.evaluation = load_evaluation(
             options.path, judges_only=options.rerun_policy.given_answers, overrides=found.overrides.evaluation
-        )
+        ).selecting(options.selection.prompts, options.selection.graders)
     with found.collect_errors():
         found.config = _load_config(found)
     found.warnings += [note for one in (found.evaluation, found.config) if one is not None for note in one.notes]
@@ -395,6 +392,7 @@ def _inspect_dataset(found: Inspection, evaluation: Evaluation, results_folder: 
         if (labels := evaluation.spec.labels) is not None:
             read_labels(evaluation.folder / labels, read_cases(found.dataset.source))
         options = found.options
-        found.selection = select_trials(options.cases, found.dataset, options.targets, options.folder)
+        check_graders(evaluation, found.dataset)
+        found.selection = select_trials(options.selection, found.dataset, options.targets, options.folder)
         if configured:
             check_local_turns(found.dataset, found.targets, configured, found.one_text)

@@ -228,7 +228,7 @@ class TrialScheduler:
 
     def _questions(self, plan: RerunPlan, cases: Iterable[Case]) -> Iterator[PlannedQuestion]:
         evaluation = self._settings.evaluation
-        return planned_questions(cases, evaluation.prompts, evaluation.spec.repeats, plan.occurrences)
+        return planned_questions(cases, evaluation.asked_prompts, evaluation.spec.repeats, plan.occurrences)
 
     async def _run_targets(self, plan: RerunPlan, targets: Iterable[str], trials_of: TrialsOf) -> None:
         """Execute these trials of the targets."""

@@ -228,16 +228,20 @@ async def _grade_all(trial: Trial, result: Result, context: GradingContext) -> _
 
 
 def _kept_verdicts(trial: Trial, context: GradingContext) -> dict[str, GraderRow]:
-    """The verdicts of the kept row that its graders do not give now: comparisons are made apart from all others."""
+    """The verdicts of the kept row that its graders do not give now: comparisons are made apart from all others, and a
+    command may leave graders out."""
     if (kept := trial.kept) is None:
         return {}
+    keeps_others = context.fingerprints.keeps_other_graders and kept.fingerprints.grading == trial.fingerprints.grading
     running, fingerprints = {grader.name for grader in context.graders_of(trial)}, context.fingerprints
+    selected = fingerprints.graders_of(trial.target, trial.case)
     return {
         name: verdict
         for name, verdict in kept.graders.items()
         if name not in running
         and (
             trial.opponents
+            or (keeps_others and name not in selected)
             or (
                 name in fingerprints.pairwise_graders
                 and unchanged_grader_row(kept, name, trial.fingerprints, fingerprints) is not None

@@ -388,7 +388,7 @@ def judge_references(
     of these targets.
     """
     targets = list(targets)
-    for index, grader in enumerate(evaluation.spec.graders):
+    for index, grader in evaluation.numbered_graders:
         if grader.name in evaluation.graders_without_session:
             continue
         for judge in dict.fromkeys(one for target in targets for one in judges_of(grader, target, judge_targets)):

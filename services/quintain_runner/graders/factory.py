@@ -78,7 +78,7 @@ async def grader_fingerprints(
     One is None if it contains a judge target's and that is not known; without ``env`` those of programs and functions
     are too. Raises `ConfigError` where a file that ``depends_on`` names cannot be read.
     """
-    specs = evaluation.spec.graders
+    specs = evaluation.graders
 
     def own_fingerprint(spec: GraderSpec) -> str | None:
         if env is None and isinstance(spec, CommandGrader | FunctionGrader):
@@ -97,7 +97,7 @@ async def grader_fingerprints(
 
 def unseen_files(evaluation: Evaluation, env: Mapping[str, str]) -> Iterator[str]:
     """Yield a line for each grader whose program or module imports what cannot be followed."""
-    for index, spec in enumerate(evaluation.spec.graders):
+    for index, spec in evaluation.numbered_graders:
         place = f"{evaluation.path}: graders[{index}] ({spec.name})"
         if isinstance(spec, CommandGrader):
             imports = command_imports(spec.command, evaluation.folder / (spec.cwd or "."), {**env, **spec.env})
@@ -150,13 +150,15 @@ async def with_built_graders(
     """The evaluation, with what its graders said of themselves, and a line for each grader that cannot be built."""
     async with AsyncExitStack() as stack:
         factory = _GraderFactory(evaluation.folder, env, stack, None, None, sessionless)
-        graders, errors = await factory.build_all(evaluation)
+        # Whether one that is left out makes calls is recorded too.
+        graders, errors = await factory.build_all(replace(evaluation, only_graders=()))
         # Of functions that cannot be imported nobody knows whether they take a session.
         unknown = {
             one.name for one in evaluation.spec.graders if isinstance(one, FunctionGrader) and one.name in errors
         }
         silent = graders_without_session(graders) | unknown
-        return replace(evaluation, graders_without_session=silent), list(errors.values())
+        problems = [errors[one.name] for one in evaluation.graders if one.name in errors]
+        return replace(evaluation, graders_without_session=silent), problems
 
 
 @contextlib.asynccontextmanager
@@ -211,9 +213,9 @@ class _GraderFactory:
 
     async def build_all(self, evaluation: Evaluation) -> tuple[list[GraderRunner], dict[str, str]]:
         """Build the graders of an evaluation, and say of each that cannot be built why not, by its name."""
-        specs, graders, errors = evaluation.spec.graders, list[GraderRunner](), dict[str, str]()
-        results = await asyncio.gather(*map(self.build, specs), return_exceptions=True)
-        for index, (spec, result) in enumerate(zip(specs, results, strict=True)):
+        numbered, graders, errors = evaluation.numbered_graders, list[GraderRunner](), dict[str, str]()
+        results = await asyncio.gather(*(self.build(spec) for _, spec in numbered), return_exceptions=True)
+        for (index, spec), result in zip(numbered, results, strict=True):
             if isinstance(result, ConfigError):
                 errors[spec.name] = f"{evaluation.path}: graders[{index}] ({spec.name}): {result.message}"
             elif isinstance(result, BaseException):

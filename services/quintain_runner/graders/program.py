@@ -283,7 +283,7 @@ def unconfined_programs(evaluation: Evaluation) -> list[str]:
     """The programs of an evaluation that run with the user's rights: graders, and the dataset's command."""
     names = [
         f"grader {spec.name}"
-        for spec in evaluation.spec.graders
+        for spec in evaluation.graders
         if isinstance(spec, CommandGrader | FunctionGrader) and spec.run_as is None and spec.sandbox is None
     ]
     dataset = evaluation.spec.dataset
@@ -300,7 +300,7 @@ def variable_warnings(evaluation: Evaluation, env: Mapping[str, str], passed: Ma
     session = session_variables("", "")
     dataset = evaluation.spec.dataset
     scripts: list[tuple[str, Path | None, set[str]]] = []
-    for index, spec in enumerate(evaluation.spec.graders):
+    for index, spec in evaluation.numbered_graders:
         place = f"graders[{index}] ({spec.name})"
         if isinstance(spec, CommandGrader):
             program = Program(argv=spec.command, env={}, cwd=evaluation.folder / (spec.cwd or "."))

@@ -48,7 +48,8 @@ class RunFingerprints:
     ``pairwise_graders`` compare rows that are made.
     ``judge_targets`` is the configured ``judge_target`` of each target.
     ``models`` are the models of targets by their fingerprints, of earlier commands too. ``generation`` counts the times
-    that the run was graded again on purpose.
+    that the run was graded again on purpose. ``keeps_other_graders``: the command selects graders, and the verdicts of
+    others stay as they are.
     """
 
     targets: Mapping[str, str | None] = field(default_factory=dict)
@@ -57,6 +58,7 @@ class RunFingerprints:
     judge_targets: Mapping[str, str | None] = field(default_factory=dict)
     models: Mapping[str, str] = field(default_factory=dict)
     generation: int = 0
+    keeps_other_graders: bool = False
 
     def graders_of(self, target: str, case: Case | None = None) -> Mapping[str, str | None]:
         """The graders' fingerprints by name, for answers of this target; with those of the case's own graders."""
@@ -210,7 +212,11 @@ def _changes(
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Why the target must be asked again, and why the answer must be graded again."""
     was, now = row.fingerprints, fingerprints.row_fingerprints(case, target)
-    rescored = (RESCORED,) if any(one.generation != fingerprints.generation for one in row.graders.values()) else ()
+    graders = fingerprints.graders_of(target, case)
+    verdicts = {
+        name: one for name, one in row.graders.items() if name in graders or not fingerprints.keeps_other_graders
+    }
+    rescored = (RESCORED,) if any(one.generation != fingerprints.generation for one in verdicts.values()) else ()
     asking: list[str] = []
     if was.target != now.target:
         asking.append(_target_change(f"target {target}", was.target, now.target, fingerprints))
@@ -222,14 +228,13 @@ def _changes(
         # There is no answer that anything could be graded of.
         return tuple(asking), ()
     grading = [*rescored] if was.grading == now.grading else [*rescored, "expected changed"]
-    graders = fingerprints.graders_of(target, case)
     for name, fingerprint in graders.items():
         verdict = row.graders.get(name)
         if verdict is None and row.status in ANSWERED and name not in fingerprints.pairwise_graders:
             grading.append(f"new grader {name}")
         elif verdict is not None and verdict.fingerprint != fingerprint:
             grading.append(f"grader {name} changed")
-    grading.extend(f"grader {name} removed" for name in row.graders if name not in graders)
+    grading.extend(f"grader {name} removed" for name in verdicts if name not in graders)
     return tuple(asking), tuple(grading)
 
 

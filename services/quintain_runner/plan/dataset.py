@@ -72,7 +72,7 @@ class CaseSource:
     ``fields`` are the dataset's own names of fields by ours, if it has others; then a row without an id has its hash.
     ``prompts`` are what is asked about each case; where they ask the case itself, it needs a question or messages.
     ``grader_names`` are those of the evaluation's graders, which no case's own grader has. ``judges_only``: of a case's
-    own graders only the judges are read.
+    own graders only the judges are read, and where ``only_graders`` has names, only these.
     """
 
     path: Path
@@ -81,6 +81,7 @@ class CaseSource:
     prompts: tuple[Prompt, ...] = (CASE_AS_IT_IS,)
     grader_names: frozenset[str] = frozenset()
     judges_only: bool = False
+    only_graders: tuple[str, ...] = ()
     selection: CaseSelection = ALL_CASES
 
 
@@ -294,9 +295,11 @@ def _parsed_rows(source: CaseSource, on_line: Callable[[bytes], object] = len) -
 
 def _with_graders(row: Case | InvalidLine, source: CaseSource) -> Case | InvalidLine:
     row = with_own_graders(row, source.grader_names)
-    if source.judges_only and isinstance(row, Case):
-        return row.model_copy(update={"graders": list(judges_among(row.graders))})
-    return row
+    if not isinstance(row, Case) or not (source.judges_only or source.only_graders):
+        return row
+    graders = judges_among(row.graders) if source.judges_only else row.graders
+    only = source.only_graders
+    return row.model_copy(update={"graders": [one for one in graders if not only or one.name in only]})
 
 
 def _observed_lines(lines: Iterable[bytes], on_line: Callable[[bytes], object]) -> Iterator[bytes]:
@@ -327,9 +330,10 @@ def open_dataset(
         path=evaluation.folder / (spec.file or ""),
         format=spec.case_format,
         fields=spec.fields,
-        prompts=evaluation.prompts,
+        prompts=evaluation.asked_prompts,
         grader_names=evaluation.grader_names,
         judges_only=evaluation.judges_only,
+        only_graders=evaluation.only_graders,
     )
     if spec.command is None:
         return check_dataset(spec, source, requirements)

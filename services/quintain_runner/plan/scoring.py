@@ -36,12 +36,14 @@ class Scoring:
         tags = {name: tags_of(case_field(case, name)) for name in self.by} or None
         has_score = row.score is not None or row.status is not RowStatus.GRADED
         weights = {**self.weights, **{grader.name: grader.weight for grader in case.graders}}
-        has_weights = all(grader.weight == weights.get(name, 1.0) for name, grader in row.graders.items())
+        # A verdict of a case's own grader that the command leaves out keeps its weight.
+        weights = {name: weights.get(name, grader.weight) for name, grader in row.graders.items()}
+        has_weights = all(grader.weight == weights[name] for name, grader in row.graders.items())
         if has_score and has_weights and tags == row.tags:
             return row
         graders = row.graders
         if not has_weights:
-            graders = {name: one.with_fields(weight=weights.get(name, 1.0)) for name, one in graders.items()}
+            graders = {name: one.with_fields(weight=weights[name]) for name, one in graders.items()}
         if row.status in ANSWERED:
             score = _weighted_mean(graders.values())
             row = row.with_fields(score=score, status=RowStatus.UNCOMPARED if score is None else RowStatus.GRADED)

@@ -17,7 +17,7 @@ from quintain_runner.plan.dataset import CaseSource, DatasetStats, read_cases
 from quintain_runner.plan.selection import ALL_CASES, CaseSelection, HashSampler
 from quintain_runner.results.row import RowStatus
 from quintain_runner.results.store import RESULTS_FILE_NAME, current_rows
-from quintain_runner.spec.evaluation import Scalar
+from quintain_runner.spec.evaluation import Evaluation, Scalar
 from quintain_runner.spec.prompts import case_field
 from quintain_runner.spec.templates import case_values
 
@@ -26,12 +26,13 @@ _MAX_LOOKED_AT = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CaseOptions:
-    """The options of a command that narrow its cases; a case is executed if all of them select it.
+class SelectionOptions:
+    """The options of a command that narrow its trials; a case is executed if all of them select it.
 
     ``where`` has ``FIELD=VALUE`` texts; of one field several values are allowed. ``failing`` selects the cases of
     failed rows, errors and rows in doubt, of the run in the folder ``of``, by default of this run's. Of the cases that
     are left, ``sample`` are drawn with ``seed``, and the first ``limit`` of these are executed. None selects all.
+    ``prompts`` and ``graders`` are names; verdicts of graders that are left out stay in their rows.
     """
 
     ids: tuple[str, ...] = ()
@@ -41,10 +42,18 @@ class CaseOptions:
     sample: int | None = None
     seed: int | None = None
     limit: int | None = None
+    prompts: tuple[str, ...] = ()
+    graders: tuple[str, ...] = ()
+
+    @property
+    def narrows_cases(self) -> bool:
+        """Whether any of them is about cases."""
+        return bool(replace(self, prompts=(), graders=()).to_wire())
 
     def to_wire(self) -> dict[str, object]:
         """The options that are given, as ``run.json`` has them."""
-        given = asdict(self) | {"ids": list(self.ids), "where": list(self.where), "of": str(self.of or "")}
+        given = asdict(self) | {"of": str(self.of or "")}
+        given = {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
         return {name: value for name, value in given.items() if value not in (None, [], "") and value is not False}
 
 
@@ -53,36 +62,37 @@ class TrialSelection:
     """The trials that one command may execute.
 
     ``cases`` selects the cases, of which there are ``case_count`` (None: all), and ``left_out`` counts those that each
-    option leaves out. ``targets`` are names of targets; None selects all.
+    option leaves out. ``targets`` are names of targets; without any all are selected.
     """
 
-    options: CaseOptions = field(default_factory=CaseOptions)
+    options: SelectionOptions = field(default_factory=SelectionOptions)
     cases: CaseSelection = ALL_CASES
     case_count: int | None = None
     left_out: Mapping[str, int] = field(default_factory=dict)
-    targets: frozenset[str] | None = None
+    targets: Collection[str] = ()
 
-    def has_target(self, target: str) -> bool:
-        """Whether trials of this target are selected."""
-        return self.targets is None or target in self.targets
+    def has_column(self, target: str, prompt: str | None) -> bool:
+        """Whether trials of this target under this prompt are selected."""
+        prompts = self.options.prompts
+        return (not self.targets or target in self.targets) and (not prompts or prompt in prompts)
 
     def to_wire(self) -> dict[str, object] | None:
         """What is selected, as ``run.json`` has it; None for everything."""
-        targets = {} if self.targets is None else {"targets": sorted(self.targets)}
+        targets = {"targets": sorted(self.targets)} if self.targets else {}
         left_out = {"leftOut": dict(self.left_out)} if self.left_out else {}
         return {**self.options.to_wire(), **targets, **left_out} or None
 
 
 def select_trials(
-    options: CaseOptions, dataset: DatasetStats, targets: Collection[str], results_folder: Path
+    options: SelectionOptions, dataset: DatasetStats, targets: Collection[str], results_folder: Path
 ) -> TrialSelection:
     """Draw what the options select of a dataset, for these targets, or for all if there are none.
 
     ``results_folder`` is the one of this run. Raises `ConfigError` for an id that no case has, for an option that needs
     another one, and if no case is selected.
     """
-    selected = TrialSelection(options=options, targets=frozenset(targets) or None)
-    if not options.to_wire():
+    selected = TrialSelection(options=options, targets=frozenset(targets))
+    if not options.narrows_cases:
         return selected
     if options.of is not None and not options.failing:
         raise ConfigError("--of RUN: it says whose failing cases; give --failing, too")
@@ -116,6 +126,15 @@ def select_trials(
         case_count=sampler.case_count,
         left_out={name: count for name, count in left_out.items() if count},
     )
+
+
+def check_graders(evaluation: Evaluation, dataset: DatasetStats) -> None:
+    """Raise `ConfigError` for a selected grader that neither the evaluation has nor one of its cases."""
+    known = [*(grader.name for grader in evaluation.spec.graders), *dataset.own_graders.kinds]
+    if (unknown := next((name for name in evaluation.only_graders if name not in known), None)) is not None:
+        with closing(read_cases(replace(dataset.source, only_graders=()))) as read:
+            known += [grader.name for case in islice(read, _MAX_LOOKED_AT) for grader in case.graders]
+        raise ConfigError(f"--grader: unknown grader {unknown!r}{suggestion(unknown, dict.fromkeys(known))}")
 
 
 def _where_of(texts: Iterable[str]) -> dict[str, tuple[Scalar, ...]]:

@@ -310,7 +310,7 @@ def estimate_calls(
     budget of a run. ``asks`` are those of the targets and of simulated users, by default one for each trial. The trials
     are of so many ``targets``, whose answers are compared. ``own_calls`` are those of the cases' own graders."""
     asks = trials if asks is None else asks
-    pairwise = [grader for grader in evaluation.spec.graders if isinstance(grader, PairwiseGrader)]
+    pairwise = [grader for grader in evaluation.graders if isinstance(grader, PairwiseGrader)]
     each = sum(grader_limits(evaluation).values()) - len(pairwise)
     most = asks + own_calls + trials * each + trials // targets * sum(grader.most_calls(targets) for grader in pairwise)
     # A grader that may call once is assumed to do so; a higher limit does not say how often it calls.
@@ -320,7 +320,7 @@ def estimate_calls(
 
 def estimate_dataset(evaluation: Evaluation, dataset: DatasetStats, *, cases: int, targets: int) -> CallsEstimate:
     """The calls of so many cases of a dataset, by all these targets."""
-    asks = dataset.asks_of(cases, len(evaluation.prompts)) * evaluation.spec.repeats * targets
+    asks = dataset.asks_of(cases, len(evaluation.asked_prompts)) * evaluation.spec.repeats * targets
     trials = evaluation.trials_of(cases, targets=targets)
     own_calls = dataset.grader_calls_of(cases) * evaluation.trials_of(1, targets=targets)
     return estimate_calls(evaluation, trials=trials, asks=asks, targets=targets, own_calls=own_calls)
@@ -328,7 +328,7 @@ def estimate_dataset(evaluation: Evaluation, dataset: DatasetStats, *, cases: in
 
 def grader_limits(evaluation: Evaluation, own: Mapping[str, int] = MappingProxyType({})) -> dict[str, int]:
     """The most calls that one execution of each grader can make; ``own`` are those of the cases' own graders."""
-    return {**own, **{grader.name: max_grader_calls(evaluation, grader) for grader in evaluation.spec.graders}}
+    return {**own, **{grader.name: max_grader_calls(evaluation, grader) for grader in evaluation.graders}}
 
 
 def max_grader_calls(evaluation: Evaluation, grader: GraderSpec) -> int:
@@ -338,7 +338,7 @@ def max_grader_calls(evaluation: Evaluation, grader: GraderSpec) -> int:
 
 def calling_graders(evaluation: Evaluation) -> list[ProgramGrader]:
     """The graders whose own code may call targets."""
-    programs = [grader for grader in evaluation.spec.graders if isinstance(grader, CommandGrader | FunctionGrader)]
+    programs = [grader for grader in evaluation.graders if isinstance(grader, CommandGrader | FunctionGrader)]
     return [grader for grader in programs if max_grader_calls(evaluation, grader)]
 
 

@@ -221,10 +221,12 @@ class RunFile(Message):
             entry["overrides"] = [redact_secrets(option) for option in overrides]
         if fingerprints.generation != self.generation:
             entry["generation"] = fingerprints.generation
+        # Of graders that the command leaves out, the record keeps what it has.
+        known = self.fingerprints.graders if fingerprints.keeps_other_graders else {}
         return self.with_fields(
             fingerprints=RecordedFingerprints(
                 targets=dict(fingerprints.targets),
-                graders={name: dict(graders) for name, graders in fingerprints.graders.items()},
+                graders={name: {**known.get(name, {}), **own} for name, own in fingerprints.graders.items()},
                 models=dict(fingerprints.models),
             ),
             generation=fingerprints.generation,

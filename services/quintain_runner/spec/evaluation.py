@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
 from quintain.config.described_schema import DescribedSchema
-from quintain.config.file_errors import ModelsByPlace, validation_messages
+from quintain.config.file_errors import ModelsByPlace, suggestion, validation_messages
 from quintain.config.overrides import OverriddenFile, Override
 from quintain.config.yaml_file import read_yaml
 from quintain.contracts.message import BodyBytes
 from quintain.contracts.money import MaxCostUsd, WarnAt
 from quintain.contracts.session import Priority, Weight
 from quintain.contracts.values import Count, TargetName
+from quintain.errors import ConfigError
 from quintain.programs.sandbox import SandboxOption
 from quintain.runtime.text_files import read_text
 from quintain_runner.results.cache_file import AGE_PATTERN
@@ -200,6 +201,7 @@ class Evaluation:
     """An evaluation file after it was read: its path, its text and its validated content.
 
     ``prompts`` are the prompts with their files read: one at least. ``judges_only``: its other graders are left out.
+    ``only_prompts`` and ``only_graders`` are the names of those that a command selects; none: it has all.
     ``grader_names`` are the names of the columns of all graders of the file.
     ``graders_without_session`` names the graders that are known to make no calls; it is empty until the functions among
     them were imported.
@@ -210,6 +212,8 @@ class Evaluation:
     spec: EvaluationSpec
     prompts: tuple[Prompt, ...] = (CASE_AS_IT_IS,)
     judges_only: bool = False
+    only_prompts: tuple[str, ...] = ()
+    only_graders: tuple[str, ...] = ()
     grader_names: frozenset[str] = frozenset()
     notes: Sequence[str] = ()
     graders_without_session: frozenset[str] = frozenset()
@@ -224,9 +228,36 @@ class Evaluation:
         """The names of the prompts; none if the cases are asked as they are."""
         return [prompt.name for prompt in self.prompts if prompt.name is not None]
 
+    @property
+    def asked_prompts(self) -> tuple[Prompt, ...]:
+        """The prompts that are selected."""
+        return tuple(one for one in self.prompts if not self.only_prompts or one.name in self.only_prompts)
+
+    @property
+    def numbered_graders(self) -> list[tuple[int, GraderSpec]]:
+        """The graders that are selected, with their places in the file."""
+        numbered = enumerate(self.spec.graders)
+        return [(index, one) for index, one in numbered if not self.only_graders or one.name in self.only_graders]
+
+    @property
+    def graders(self) -> list[GraderSpec]:
+        """The graders that are selected."""
+        return [grader for _, grader in self.numbered_graders]
+
+    def selecting(self, prompts: Sequence[str], graders: Sequence[str]) -> Evaluation:
+        """The evaluation with only these prompts and graders selected, which may also be graders of its cases.
+
+        Raises `ConfigError` for an unknown prompt.
+        """
+        if unknown := next((name for name in prompts if name not in self.prompt_names), None):
+            raise ConfigError(
+                f"--prompt: unknown prompt {unknown!r}{suggestion(unknown, self.prompt_names or ['none'])}"
+            )
+        return replace(self, only_prompts=tuple(prompts), only_graders=tuple(graders))
+
     def trials_of(self, cases: int, *, targets: int) -> int:
         """The number of trials of so many cases and targets: each case under each prompt, once for each repeat."""
-        return cases * targets * len(self.prompts) * self.spec.repeats
+        return cases * targets * len(self.asked_prompts) * self.spec.repeats
 
     @property
     def folder(self) -> Path:

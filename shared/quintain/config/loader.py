@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -12,7 +13,7 @@ from pydantic import JsonValue, ValidationError
 from pydantic.json_schema import models_json_schema
 
 from quintain.config.described_schema import DescribedSchema
-from quintain.config.file_errors import ModelsByPlace, config_error, did_you_mean, suggestion, validation_messages
+from quintain.config.file_errors import ModelsByPlace, did_you_mean, suggestion, validation_messages
 from quintain.config.overrides import OverriddenFile, Override
 from quintain.config.secrets import (
     find_variables,
@@ -38,7 +39,8 @@ FILE_NAMES = ("quintain.yaml", "agentv.config.yaml")
 class Config:
     """A validated configuration: ``targets`` in the file's order, ``quotas``, and ``variable_names``, all variables.
 
-    ``notes`` says of which values YAML 1.1 would make something else.
+    ``error_of`` makes one error of messages, and names the file or the option that set the value. ``notes`` says of
+    which values YAML 1.1 would make something else.
 
     After loading, API keys still hold their references, and other fields with a reference show their default; `resolve`
     fills in the values.
@@ -48,6 +50,7 @@ class Config:
     targets: dict[str, TargetConfig]
     variable_names: tuple[str, ...]
     raw_targets: RawTargets = field(repr=False)
+    error_of: Callable[[Iterable[str]], ConfigError] = field(repr=False)
     quotas: dict[str, QuotaConfig] = field(default_factory=dict)
     notes: Sequence[str] = ()
 
@@ -64,11 +67,11 @@ class Config:
         tree, env = {"targets": self.raw_targets}, with_secrets(env, self.variable_names)
         errors = list(missing_variable_errors(tree, env))
         if errors:
-            raise config_error(self.path, errors)
+            raise self.error_of(errors)
         values = cast("RawTargets", substitute(self.raw_targets, env))
         targets = validate_targets(self.raw_targets, errors, self.quotas, resolved=values)
         if errors:
-            raise config_error(self.path, errors)
+            raise self.error_of(errors)
         return replace(self, targets=targets)
 
 
@@ -90,6 +93,7 @@ def load_config(path: Path, overrides: Sequence[Override] = ()) -> Config:
         variable_names=find_variables({"targets": raw_targets}),
         raw_targets=raw_targets,
         quotas=quotas,
+        error_of=partial(overridden.error, document.value),
         notes=[f"{path}: {note}" for note in document.notes(lambda tree: _meaning(overridden.tree(tree)))],
     )
 

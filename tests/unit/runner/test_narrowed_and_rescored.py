@@ -13,7 +13,7 @@ from quintain.contracts.invoke import InvokeRequest
 from quintain.errors import ConfigError, ProviderFailed
 from quintain_runner.plan.changes import RerunPolicy
 from quintain_runner.plan.dataset import open_dataset, read_cases
-from quintain_runner.plan.trial_selection import CaseOptions, select_trials
+from quintain_runner.plan.trial_selection import SelectionOptions, select_trials
 from quintain_runner.report.run_file import open_run
 from quintain_runner.report.run_report import read_report
 from quintain_runner.report.summary import RunSummary
@@ -41,11 +41,11 @@ def counted(judged: EvaluationFolder) -> list[Row]:
     return list(read_report(judged.output).rows())
 
 
-FIRST_CASE = {"cases": CaseOptions(limit=1)}
+FIRST_CASE = {"selection": SelectionOptions(limit=1)}
 
 
 async def test_a_narrowed_command_asks_its_part_and_the_totals_stay_those_of_the_run(judged: EvaluationFolder) -> None:
-    summary = await judged.run(cases=CaseOptions(ids=("case-2", "case-3"), limit=1))
+    summary = await judged.run(selection=SelectionOptions(ids=("case-2", "case-3"), limit=1))
     assert (judged.called(*TARGETS), [row.case_id for row in judged.rows()]) == ((1, 1), ["case-2"])
     assert (summary.total.trials, summary.total.graded, summary.total.waiting) == (4, 1, 3)
     summary = await judged.run()
@@ -60,7 +60,7 @@ def select(tmp_path: Path, **options: Any) -> tuple[list[str], dict[str, int]]:
     rows = [{**case, "topic": ("law", "tax")[index % 2], "level": index} for index, case in enumerate(cases(8))]
     evaluation = load_evaluation(write_evaluation(tmp_path, rows, [EXACT]))
     dataset = open_dataset(evaluation, tmp_path, {})
-    selected = select_trials(CaseOptions(**options), dataset, (), tmp_path / "out")
+    selected = select_trials(SelectionOptions(**options), dataset, (), tmp_path / "out")
     with closing(read_cases(dataset.source)) as read:
         marked = [case.id for case, is_selected in selected.cases.mark_cases(read) if is_selected]
     assert selected.case_count in (None, len(marked))
@@ -109,7 +109,7 @@ async def test_failing_selects_the_cases_of_failed_rows_and_errors_of_a_run(judg
     judged.client.answer = answer
     await judged.run()
     judged.client.fingerprints["bot"] = "another"
-    summary = await judged.run(cases=CaseOptions(failing=True))
+    summary = await judged.run(selection=SelectionOptions(failing=True))
     assert [request.question for request in judged.asked if request.target == "bot"] == ["q1", "q2"]
     assert (judged.plan.not_selected, summary.total.waiting) == (2, 2)
     assert judged.record["history"][-1]["selection"] == {"failing": True, "leftOut": {"--failing": 2}}
@@ -117,10 +117,10 @@ async def test_failing_selects_the_cases_of_failed_rows_and_errors_of_a_run(judg
     judged.path.mkdir()
     (judged.path / "prompt.md").write_text("Reasoned: is it right?")
     write_evaluation(judged.path, cases(4), [EXACT, JUDGED])
-    await judged.run(cases=CaseOptions(failing=True, of=first))
+    await judged.run(selection=SelectionOptions(failing=True, of=first))
     assert [row.case_id for row in judged.rows()] == ["case-1", "case-2"]
     with pytest.raises(ConfigError, match="no row"):
-        judged.settings(cases=CaseOptions(failing=True), targets=("other",))
+        judged.settings(selection=SelectionOptions(failing=True), targets=("other",))
 
 
 async def test_rows_that_changed_and_are_not_selected_are_in_no_table(judged: EvaluationFolder) -> None:
@@ -149,6 +149,48 @@ async def test_a_narrowed_command_keeps_the_rows_of_other_targets(judged: Evalua
     judged.client.targets = ("bot", "judge")
     summary = await judged.run(targets=("bot",))
     assert (summary.total.graded, judged.asked) == (8, [])
+
+
+async def test_a_selected_grader_runs_alone_and_verdicts_of_others_stay_in_their_rows(judged: EvaluationFolder) -> None:
+    own = [{**case, "graders": [{"name": "own", "builtin": "contains", "value": "q"}]} for case in cases(4)]
+    weighted = [EXACT, {**JUDGED, "weight": 3}]
+    write_evaluation(judged.path, own, weighted)
+    same = {"selection": SelectionOptions(graders=("same",))}
+    summary = await judged.run(**same)
+    assert (judged.called(*TARGETS), summary.has_open_trials) == ((4, 0), True)
+    assert [row.graders.keys() for row in judged.rows()] == [{"same"}] * 4
+    await judged.run()
+    assert judged.called(*TARGETS) == (0, 4)
+    before = {row.case_id: row for row in counted(judged)}
+    (judged.path / "prompt.md").write_text("Changed: is it right?")
+    write_evaluation(judged.path, own, [{**EXACT, "ignore_case": True}, {**JUDGED, "weight": 3}])
+    await judged.run(**same)
+    assert (judged.asked, judged.plan.graded_again) == ([], 4)
+    for row in counted(judged):
+        was = before[row.case_id].graders
+        assert (row.graders["judged"], row.graders["own"]) == (was["judged"], was["own"])
+        assert row.graders["same"].fingerprint != was["same"].fingerprint
+    await judged.run(**same)
+    assert (judged.asked, judged.plan.kept) == ([], 4)
+    await judged.run(selection=SelectionOptions(graders=("own",)))
+    assert (judged.asked, judged.plan.kept) == ([], 4)
+    assert judged.record["fingerprints"]["graders"]["bot"].keys() == {"same", "judged"}
+    await judged.run()
+    assert judged.called(*TARGETS) == (0, 4)
+    judged.client.fingerprints["bot"] = "another"
+    await judged.run(**same)
+    assert [row.graders.keys() for row in counted(judged)] == [{"same"}] * 4
+
+
+async def test_a_selected_prompt_is_asked_alone(judged: EvaluationFolder) -> None:
+    prompts = [{"name": "plain", "user": "{{ question }}"}, {"name": "brief", "user": "Briefly: {{ question }}"}]
+    write_evaluation(judged.path, cases(4), [EXACT], prompts=prompts)
+    summary = await judged.run(selection=SelectionOptions(prompts=("brief",)))
+    assert [request.question for request in judged.asked] == [f"Briefly: q{number}" for number in range(4)]
+    assert (summary.total.trials, summary.per_target["bot · plain"].waiting) == (8, 4)
+    assert judged.record["history"][-1]["selection"] == {"prompts": ["brief"]}
+    summary = await judged.run()
+    assert (judged.called("bot"), summary.total.graded) == ((4,), 8)
 
 
 async def test_the_targets_of_earlier_commands_are_those_of_the_run(judged: EvaluationFolder) -> None:

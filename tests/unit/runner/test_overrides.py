@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,20 @@ async def test_a_wrong_value_of_a_command_is_refused_by_the_name_of_its_option(
     with pytest.raises(ConfigError, match=f"^{problem}") as refused:
         await checked(tmp_path, *texts, model=model)
     assert "sk-1234" not in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("targets.bot.delay_ms=${{ ABSENT }}", "--set targets.bot.delay_ms: .* ABSENT is not set"),
+        ("targets.bot.timeout_seconds=${{ HERE:-soon }}", "--set targets.bot.timeout_seconds: targets.bot.timeout_"),
+    ],
+)
+async def test_a_wrong_value_of_a_variable_is_refused_by_the_option_that_named_it(
+    tmp_path: Path, text: str, problem: str
+) -> None:
+    found = await inspected(tmp_path, text, "targets.gpt-4.1.api_key=${{ PATH }}")
+    assert [one for one in found.problems if re.match(problem, one)]
 
 
 async def test_on_a_fleet_only_keys_of_the_evaluation_can_be_set(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from quintain_runner.engine.recording_lines import lines_of, read_lines
 from quintain_runner.engine.replay import open_replay
 from quintain_runner.engine.run import RunListener, run_evaluation
 from quintain_runner.plan.address import address_of
-from quintain_runner.plan.trial_selection import CaseOptions
+from quintain_runner.plan.trial_selection import SelectionOptions
 from quintain_runner.report.summary import RunSummary
 from quintain_runner.results.answer_store import AnswerStore, AskingState, StoredAnswer
 from quintain_runner.results.row import Row
@@ -118,7 +118,7 @@ async def test_what_is_not_recorded_is_an_error_of_its_row_alone(tmp_path: Path)
 
 async def test_a_second_command_and_a_repaired_failure_are_in_the_recording(tmp_path: Path) -> None:
     first, again = evaluation(tmp_path / "first"), evaluation(tmp_path / "again")
-    await first.run(cases=CaseOptions(ids=("plain",)))
+    await first.run(selection=SelectionOptions(ids=("plain",)))
     await first.run()
     await replayed(again, first.output)
     assert {key: row.score for key, row in rows_of(again).items()} == {
