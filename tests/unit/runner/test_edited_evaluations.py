@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import random
@@ -123,3 +124,30 @@ async def test_each_run_asks_exactly_what_nobody_was_asked_before(tmp_path: Path
         asked = Counter(str(request.target) for request in requests)
         assert asked == edited.expected(folder), [*edits, [content_text(one.question or "") for one in requests]]
         edits.append(edited.edit())
+
+
+async def test_a_run_that_ends_at_random_moments_is_answered_nothing_twice(tmp_path: Path) -> None:
+    draw, answered = random.Random(1), Counter[str]()
+    cases: list[Json] = [{"id": f"c{number}", "question": f"q{number}"} for number in range(30)]
+    judged: Json = {"name": "judged", "builtin": "llm-judge", "judge_target": "judge", "instructions": "Is it so?"}
+    write_evaluation(tmp_path, cases, [judged])
+    folder = EvaluationFolder(tmp_path, FakeClient(targets=("bot", "judge")), concurrency=4)
+
+    async def run(most: int) -> None:
+        async def reply(request: InvokeRequest) -> str:
+            await asyncio.sleep(0)
+            if answered.total() >= most:
+                raise RuntimeError("the run ends")
+            answered[content_text(request.question or "")] += 1
+            return '{"pass": true}' if request.target == "judge" else f"answer to {request.question}"
+
+        # Another client is another ledger, which replays nothing.
+        folder.client = FakeClient(reply, targets=("bot", "judge"))
+        await folder.run()
+
+    for _ in range(20):
+        with pytest.raises(RuntimeError, match="the run ends"):
+            await run(answered.total() + draw.randint(0, 4))
+    await run(1000)
+    assert (len(answered), max(answered.values())) == (60, 1)
+    assert sorted(str(row.output) for row in folder.rows()) == sorted(f"answer to q{number}" for number in range(30))
