@@ -15,9 +15,8 @@ from quintain.contracts.invoke import FaultReply, InvokeRequest, Result
 from quintain.errors import BadRequest, BudgetExhausted, Fault
 from quintain_runner.engine.recording import RUN_FACT, VERDICT_PREFIX, RecordedAnswers, RecordedRun
 from quintain_runner.engine.run_settings import RunSettings
-from quintain_runner.graders.answers import Answers, NumberedRequest, NumberedVerdict
 from quintain_runner.graders.base import is_in_doubt
-from quintain_runner.plan.address import address_of
+from quintain_runner.plan.address import Answers, NumberedRequest, NumberedVerdict, address_of
 from quintain_runner.results.answer_store import (
     ANSWERS_FILE_NAME,
     AnswerStore,

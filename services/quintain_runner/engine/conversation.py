@@ -15,8 +15,8 @@ from quintain.contracts.agents import MAX_STEPS_BYTES
 from quintain.contracts.invoke import NO_TOKENS, InvokeRequest, Result, TokenUsage
 from quintain.contracts.step_log import cut_steps
 from quintain.errors import BudgetExhausted, ConversationLost, Fault, QuintainError, ReplyExpired, WorkerLost
-from quintain_runner.graders.answers import NumberedRequest
 from quintain_runner.graders.base import GradingContext, is_in_doubt
+from quintain_runner.plan.address import NumberedRequest
 from quintain_runner.plan.conversation import MAX_ATTEMPTS, TrialConversation, turn_id
 from quintain_runner.plan.trials import Trial
 from quintain_runner.results.answer import ConversationRow, turns_of_row

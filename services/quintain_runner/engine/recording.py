@@ -17,8 +17,7 @@ from quintain.contracts.invoke import FaultReply, JsonObject, Result
 from quintain.contracts.message import Message
 from quintain.contracts.session import Info, UsageLine
 from quintain.errors import BadRequest, ConfigError, Fault
-from quintain_runner.graders.answers import Answers, NumberedRequest, NumberedVerdict
-from quintain_runner.plan.address import address_of
+from quintain_runner.plan.address import Answers, NumberedRequest, NumberedVerdict, address_of
 from quintain_runner.results.answer_store import ANSWERS_FILE_NAME, AnswerStore, StoredAnswer
 from quintain_runner.results.row import Row
 from quintain_runner.untrusted import plain_line

@@ -17,8 +17,7 @@ from quintain.contracts.message import Message
 from quintain.errors import BadRequest, ConfigError
 from quintain.runtime.text_files import InvalidLine, text_lines
 from quintain_runner.engine.recording import RUN_FACT, VERDICT_PREFIX, RecordedRun, Recording
-from quintain_runner.graders.answers import NumberedVerdict
-from quintain_runner.plan.address import address_of
+from quintain_runner.plan.address import NumberedVerdict, address_of
 from quintain_runner.results.answer_store import AnswerStore, AskingState, StoredAnswer
 
 #: How many lines are written into a store in one transaction.

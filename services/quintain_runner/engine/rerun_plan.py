@@ -23,12 +23,12 @@ from quintain_runner.plan.changes import (
     NOT_JUDGED,
     Action,
     Decision,
+    Occurrences,
     RerunPolicy,
     RunFingerprints,
     decide,
     needed_calls,
 )
-from quintain_runner.plan.occurrences import Occurrences
 from quintain_runner.plan.scoring import Scoring
 from quintain_runner.plan.trials import PlannedQuestion, grader_limits, planned_questions
 from quintain_runner.report.run_file import RunFile

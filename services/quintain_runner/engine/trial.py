@@ -11,8 +11,8 @@ from quintain.observe import logs, semconv
 from quintain.observe.spans import span
 from quintain_runner.engine.conversation import MayGoOn, always, hold_conversation
 from quintain_runner.engine.trial_budget import TrialBudget
-from quintain_runner.graders.answers import AnswerMissing, NumberedRequest, Saved
 from quintain_runner.graders.base import GradingContext, final_verdict, is_in_doubt
+from quintain_runner.plan.address import AnswerMissing, NumberedRequest, Saved
 from quintain_runner.plan.changes import unchanged_grader_row
 from quintain_runner.plan.conversation import TrialConversation
 from quintain_runner.plan.trials import Trial

@@ -27,7 +27,7 @@ from quintain.errors import (
     ReplyTooLarge,
     Throttled,
 )
-from quintain_runner.graders.answers import AnswerMissing, Answers, NumberedRequest, Saved
+from quintain_runner.plan.address import AnswerMissing, Answers, NumberedRequest, Saved
 from quintain_runner.plan.changes import RunFingerprints, reusable_grader_row
 from quintain_runner.plan.scoring import Scoring
 from quintain_runner.plan.trials import Trial

@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 
 from quintain.contracts.invoke import NO_TOKENS, Result, TokenUsage
 from quintain.errors import Fault, ReplyExpired
-from quintain_runner.graders.answers import NumberedRequest
 from quintain_runner.graders.base import GradingContext, call_with_retry, is_in_doubt
-from quintain_runner.plan.address import ASKINGS_OF_A_GENERATION
+from quintain_runner.plan.address import ASKINGS_OF_A_GENERATION, NumberedRequest
 from quintain_runner.results.row import GRADER_FAILED, TARGET_CHANGED, target_changed_text
 from quintain_runner.spec.graders import AskingGrader
 

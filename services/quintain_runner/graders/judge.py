@@ -16,13 +16,13 @@ from pydantic import JsonValue
 from quintain.config.fingerprint import fingerprint_of
 from quintain.config.secrets import redact_secrets
 from quintain.contracts.invoke import NO_TOKENS, InvokeRequest, Result
-from quintain_runner.graders.answers import NumberedRequest
 from quintain_runner.graders.base import GraderRunner, GradingContext, GradingResult, PlannedCalls, max_shown_bytes
 from quintain_runner.graders.calls import call_target
 from quintain_runner.graders.combined import single_runners
 from quintain_runner.graders.judge_request import build_judge_request, filled, parse_judgement, request_hash
 from quintain_runner.graders.judge_sections import left_out_of, shown_sections
 from quintain_runner.graders.verdict import PASS_SCORE, GraderError, cut_note
+from quintain_runner.plan.address import NumberedRequest
 from quintain_runner.plan.trials import Trial
 from quintain_runner.results.row import BUDGET_EXHAUSTED, TARGET_CHANGED, Check, GraderRow, JudgeUsed
 from quintain_runner.spec.asking_graders import JudgeGrader, VoteRule

@@ -24,7 +24,6 @@ from quintain.contracts.invoke import (
 from quintain.errors import BudgetExhausted
 from quintain.graders import Case
 from quintain_runner.files import InvalidJson, extract_fenced_json, read_json
-from quintain_runner.graders.answers import NumberedRequest, Saved
 from quintain_runner.graders.base import GradingContext, GradingResult, PlannedCalls
 from quintain_runner.graders.calls import GraderCall, call_target
 from quintain_runner.graders.judge_request import reply_beginning
@@ -38,7 +37,7 @@ from quintain_runner.graders.judge_sections import (
     section_text,
 )
 from quintain_runner.graders.verdict import PASS_SCORE, cut_note, without_surrogates
-from quintain_runner.plan.address import request_id
+from quintain_runner.plan.address import NumberedRequest, Saved, request_id
 from quintain_runner.plan.changes import unchanged_grader_row
 from quintain_runner.plan.conversation import TrialConversation
 from quintain_runner.plan.trials import Trial

@@ -17,7 +17,6 @@ from quintain.graders import GraderInput
 from quintain.observe.spans import TRACEPARENT_VARIABLE, current_traceparent
 from quintain.programs.agent_urls import session_variables
 from quintain.programs.program import Program, script_path, withheld_variables
-from quintain_runner.graders.answers import AnswerMissing, NumberedVerdict
 from quintain_runner.graders.base import (
     SESSION_LEAD_SECONDS,
     GradingContext,
@@ -30,7 +29,7 @@ from quintain_runner.graders.function_worker import FunctionRequest, SessionConn
 from quintain_runner.graders.input import JsonObject, build_grader_input, temporary_grader_files
 from quintain_runner.graders.subprocesses import GraderCommand, GraderProcessPool, run_grader
 from quintain_runner.graders.verdict import GraderError, parse_verdict
-from quintain_runner.plan.address import ASKINGS_OF_A_GENERATION
+from quintain_runner.plan.address import ASKINGS_OF_A_GENERATION, AnswerMissing, NumberedVerdict
 from quintain_runner.plan.trials import Trial
 from quintain_runner.results.agent_steps import steps_of
 from quintain_runner.results.row import GRADER_FAILED, GraderRow

@@ -8,10 +8,10 @@ from typing import Any
 
 from quintain.contracts.api_request import ApiRequest, json_text
 from quintain.contracts.invoke import NO_TOKENS, Result
-from quintain_runner.graders.answers import NumberedRequest
 from quintain_runner.graders.base import GradingContext, GradingResult, PlannedCalls
 from quintain_runner.graders.calls import call_target
 from quintain_runner.graders.verdict import GraderError
+from quintain_runner.plan.address import NumberedRequest
 from quintain_runner.plan.trials import Trial
 from quintain_runner.results.row import GraderRow
 from quintain_runner.spec.asking_graders import SimilarGrader

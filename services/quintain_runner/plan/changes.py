@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
 from quintain.config.fingerprint import fingerprint_of
 from quintain.graders import Case
-from quintain_runner.plan.conversation import most_asks
+from quintain_runner.plan.conversation import TrialConversation, most_asks
 from quintain_runner.results.bill import SIMULATED_USER
 from quintain_runner.results.counts import ANSWERED, NeededCalls
 from quintain_runner.results.row import GraderRow, Row, RowFingerprints, RowStatus
+from quintain_runner.results.store import KeyHashSet, key_hash
 from quintain_runner.spec.graders import GraderSpec, judges_of
 
 
@@ -29,6 +31,39 @@ def input_fingerprint(case: Case) -> str:
 def grading_fingerprint(case: Case) -> str:
     """The fingerprint of what only graders see: ``expected``, and the fields that have no meaning of their own."""
     return fingerprint_of(case.model_dump(mode="json", include={"expected", "metadata"}))
+
+
+def first_request(case: Case) -> str:
+    """Return the hash of what a trial of a case asks first, whatever its target is."""
+    if not case.is_conversation:
+        return input_fingerprint(case)
+    begun = TrialConversation(case)
+    if begun.asks_user:
+        return input_fingerprint(case.model_copy(update={"turns": None}))
+    said = begun.messages(begun.next_question)
+    return input_fingerprint(case.model_copy(update={"question": None, "messages": said, "turns": None, "user": None}))
+
+
+class Occurrences:
+    """Which of the cases, each under each prompt, that ask the same first each one is, in the order of the dataset.
+
+    It takes 8 bytes for each, and more for those that are not the first.
+    """
+
+    def __init__(self) -> None:
+        self._seen, self._counts, self._later = KeyHashSet(), Counter[int](), dict[int, int]()
+
+    def add(self, case: Case, prompt: str | None) -> None:
+        """Count a case as it is asked under a prompt."""
+        if (asked := key_hash(first_request(case))) in self._seen:
+            self._counts[asked] += 1
+            self._later[key_hash(case.id, prompt or "")] = self._counts[asked] + 1
+        else:
+            self._seen.add(asked)
+
+    def number(self, case: Case, prompt: str | None) -> int:
+        """Return the number of a case under a prompt among those that ask the same first, from 1."""
+        return self._later.get(key_hash(case.id, prompt or ""), 1) if self._later else 1
 
 
 #: The change of a row whose case the dataset does not have any more.

@@ -14,10 +14,9 @@ from quintain.contracts.message import Message
 from quintain.errors import ConfigError
 from quintain.graders import Case
 from quintain_runner.plan.address import request_id
-from quintain_runner.plan.changes import Action, RerunPolicy, RunFingerprints, decide
+from quintain_runner.plan.changes import Action, Occurrences, RerunPolicy, RunFingerprints, decide, first_request
 from quintain_runner.plan.conversation import TrialConversation, opening, planned_ids
 from quintain_runner.plan.dataset import DatasetStats
-from quintain_runner.plan.occurrences import Occurrences, first_request
 from quintain_runner.results.row import Row, RowFingerprints, RowKey, RowStatus, column_name
 from quintain_runner.spec.asking_graders import PairwiseGrader
 from quintain_runner.spec.evaluation import Evaluation
