@@ -1,4 +1,4 @@
-"""``quintain init``: writes the files of a new evaluation, or carries one over from promptfoo or AgentV."""
+"""``quintain init``: writes the files of a new evaluation, or carries one over from another tool."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from quintain.settings import environment, with_secrets
 from quintain_cli.console import AsJson, escape_for_terminal, exit_with_error, print_json, print_stderr
 from quintain_cli.init.agentv import read_agentv
 from quintain_cli.init.carried import CarriedEvaluation, mapping, read_document
+from quintain_cli.init.openai_evals import is_openai_evals, read_openai_evals
 from quintain_cli.init.project import project_files
 from quintain_cli.init.promptfoo import read_promptfoo
 
@@ -32,7 +33,7 @@ def init(
     dataset: Annotated[Path | None, typer.Option(help="A file of cases; without it, a sample of five.")] = None,
     grader: Annotated[str | None, typer.Option(help=f"One of {', '.join(GRADERS)}.")] = None,
     source: Annotated[
-        Path | None, typer.Option("--from", help="A promptfooconfig.yaml, or an evaluation file of AgentV.")
+        Path | None, typer.Option("--from", help="An evaluation of promptfoo, AgentV or OpenAI's evals.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the files, and write none.")] = False,
     as_json: AsJson = False,
@@ -84,15 +85,21 @@ def _print_what_differs(carried: CarriedEvaluation) -> None:
 
 
 def read_other_tool(source: Path, output: Path) -> CarriedEvaluation:
-    """Read an evaluation of promptfoo or AgentV, whose files are written to ``output``.
+    """Read an evaluation of promptfoo, AgentV or OpenAI's evals, whose files are written to ``output``.
 
-    Raises `ConfigError` if it is neither, if nothing of it can be carried, or for a file of it that cannot be read.
+    Raises `ConfigError` if it is none of them, if nothing of it can be carried, or for a file of it that cannot be
+    read.
     """
+    carried = CarriedEvaluation(source=source, output=output)
+    if is_openai_evals(source):
+        read_openai_evals(carried)
+        return carried
     value, at = read_document(source)
     body = mapping(value)
-    carried = CarriedEvaluation(source=source, output=output)
     if not body.keys() & {*_OF_PROMPTFOO, "tests", "evalcases"}:
-        raise ConfigError(f"{source}: an evaluation of promptfoo has the key prompts, and one of AgentV tests")
+        raise ConfigError(
+            f"{source}: promptfoo's evaluation has the key prompts, AgentV's tests, OpenAI's evals class and args"
+        )
     carried.is_agentv = _is_agentv(source, body)
     if carried.is_agentv and not body.keys() & {"prompts", "providers"}:
         read_agentv(carried, body, at)

@@ -1,1 +1,1 @@
-"""``quintain init``: writes the files of a new evaluation, also from one of promptfoo or AgentV."""
+"""``quintain init``: writes the files of a new evaluation, also from one of another tool."""
