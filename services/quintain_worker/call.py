@@ -19,15 +19,16 @@ from enum import Enum, auto
 from quintain.bus.base import Bus, Delivery
 from quintain.contracts.headers import ACCEPT_GROUPS, PROOF_HEADER, TOKEN_HEADER
 from quintain.contracts.ledger import Admit, CallKey
+from quintain.contracts.values import MAX_DEADLINE_SECONDS
 from quintain.errors import BusError, Fault
 from quintain.rpc.server import request_id_of, truncate_echo
 from quintain.runtime.concurrency import start_task
 from quintain.timings import Clock
 from quintain.topology import BACKLOG, CONVERSATION, held_key
 from quintain_worker.attempt import Try
+from quintain_worker.call_slots import CallPlace
 from quintain_worker.request import IncomingRequest, parse_request
 from quintain_worker.returns import copy_of
-from quintain_worker.session_waits import CallPlace
 from quintain_worker.target import WorkerTarget
 
 log = logging.getLogger(__name__)
@@ -130,7 +131,12 @@ class Call:
             raise
         self.request = request
         self.request_id, self.reads_groups = request.request_id, ACCEPT_GROUPS in request.accepts
-        self.ends_at, self.waits_until = request.ends(clock, asyncio.get_running_loop().time())
+        seconds = MAX_DEADLINE_SECONDS
+        if request.deadline is not None and request.problem is None:
+            seconds = max(0.0, min(clock.seconds_until(request.deadline), seconds))
+        waits = seconds if request.wait_until is None else min(seconds, clock.seconds_until(request.wait_until))
+        now = asyncio.get_running_loop().time()
+        self.ends_at, self.waits_until = now + seconds, now + waits
 
     def abort(self) -> None:
         """Cancel the call's work in the next iteration of the event loop, if it may be aborted then."""

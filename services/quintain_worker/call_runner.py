@@ -15,24 +15,40 @@ import time
 from functools import partial
 
 from quintain.bus.base import Bus, Delivery
-from quintain.contracts.headers import ACCEPT_CHUNKS, ACCEPT_PROGRESS, DEADLINE_HEADER, TRACEPARENT_HEADER
-from quintain.contracts.invoke import Result
+from quintain.bus.failure_log import FailureLog
+from quintain.contracts.group import GroupItem
+from quintain.contracts.headers import (
+    ACCEPT_CHUNKS,
+    ACCEPT_PROGRESS,
+    DEADLINE_HEADER,
+    REQUEST_ID_HEADER,
+    TRACEPARENT_HEADER,
+)
+from quintain.contracts.invoke import FaultReply, Result
 from quintain.contracts.ledger import Admission, AttemptOutcome
 from quintain.contracts.message import LARGE_REPLY_BYTES
-from quintain.errors import BadRequest, BudgetUnavailable, Cancelled, Expired, Fault
+from quintain.errors import (
+    BadRequest,
+    BrokerRefused,
+    BrokerUnavailable,
+    BudgetUnavailable,
+    Cancelled,
+    Expired,
+    Fault,
+    QueueFull,
+    Unroutable,
+)
 from quintain.observe import logs
 from quintain.observe.semconv import ADMIT, QUEUE_WAIT, SpanStart, process_span, reply_span, settle_span
 from quintain.observe.spans import Span, current_traceparent, in_span, record_finished_span, span
 from quintain.routes import INVOKE
-from quintain.rpc.server import ReplyGroups, integer_header
+from quintain.rpc.server import GroupedReply, ReplyGroups, integer_header
 from quintain.runtime.concurrency import ByteBudget, RandomIds, TimeLimits
 from quintain.timings import Clock, Timings
 from quintain.topology import REPLY, target_queue
-from quintain_worker.admissions import AdmissionClient, admission_attributes
 from quintain_worker.attempt import Attempt, Try, TryLimits, fault_after
 from quintain_worker.call import Call, CallsInFlight, CallStage
-from quintain_worker.completion import Completion
-from quintain_worker.ledger_port import LedgerPort
+from quintain_worker.ledger_client import AdmissionClient, LedgerPort, SettleSender, admission_attributes
 from quintain_worker.providers.conversation import ignoring_unsupported
 from quintain_worker.providers.provider import CallHolder, OnText
 from quintain_worker.response import CallFacts, Reply, compress_reply, reply_of, settle_of
@@ -62,7 +78,9 @@ class CallRunner:
         self.calls = CallsInFlight(bus)
         self.admissions = AdmissionClient(ledger, clock, incarnation, timings)
         self._incarnation = incarnation
-        self._completion = Completion(bus, ledger, incarnation, timings)
+        self.settles = SettleSender(bus, ledger, incarnation, timings)
+        self._reply_groups = ReplyGroups(bus)
+        self._not_replied = FailureLog(log, "Replies could not be sent, and are repeated", "Replies are sent", bus)
         self._attempt_ids, self._time_limits = RandomIds(), TimeLimits()
         self._chunk_groups = ReplyGroups(bus, int(EXPIRATION_SECONDS * 1000))
         self._large_replies = ByteBudget(LARGE_REPLIES_BYTES)
@@ -96,12 +114,15 @@ class CallRunner:
         try:
             call.read(self.clock)
         except Fault as fault:
-            await self._completion.answer(call, Reply(fault))
+            await self.answer(call, Reply(fault))
             await call.message.ack()
             return
         logs.log_ids.set({"requestId": call.request_id, "sessionId": call.request.credential.id, "target": target})
-        seconds = call.waits_until - asyncio.get_running_loop().time()
-        async with progress_after_wait(self.bus, delivery, call.request, seconds, self.timings):
+        progress: contextlib.AbstractAsyncContextManager[None] = contextlib.nullcontext()
+        if call.request.wait_until is not None and ACCEPT_PROGRESS in call.request.accepts:
+            seconds = call.waits_until - asyncio.get_running_loop().time()
+            progress = progress_after_wait(self.bus, delivery, call.request.request_id, seconds, self.timings)
+        async with progress:
             parent = delivery.headers.get(TRACEPARENT_HEADER)
             await in_span(partial(_span_start, call), partial(self._take, call), parent=parent)
 
@@ -148,11 +169,25 @@ class CallRunner:
     async def _admit(self, call: Call) -> Admission | Fault | None:
         """Wait for the ledger's decision on an attempt: a fault where there is none, and None where the call returns to
         its queue."""
+        target, place, attempt_id = call.target, call.place, self._attempt_ids.next()
         call.stage = CallStage.WAITING
+        on_held = None
+        if place is not None:
+            on_held = partial(place.begin_waiting, partial(self.admissions.return_call, attempt_id))
+        times = {"ends_at": call.ends_at, "waits_until": call.waits_until}
         try:
-            if call.is_traced:
-                return await in_span(ADMIT, partial(self._wait_for_decision, call))
-            return await self._wait_for_decision(call)
+            with span(ADMIT) if call.is_traced else contextlib.nullcontext() as admit_span:
+                call.admit = call.request.admit(
+                    *(attempt_id, target.name, current_traceparent()),
+                    cost_rule=target.cost_rule,
+                    is_tried=bool(call.tries),
+                )
+                admission = await self.admissions.admit(call.admit, **times, on_held=on_held)
+                if place is not None:
+                    place.end_waiting()
+                if admit_span is not None:
+                    admit_span.set_attributes(admission_attributes(admission))
+                return admission
         except asyncio.CancelledError:
             if not call.take_cancellation():
                 raise
@@ -162,22 +197,6 @@ class CallRunner:
             return fault
         finally:
             call.stage = CallStage.ENDING
-
-    async def _wait_for_decision(self, call: Call, admit_span: Span | None = None) -> Admission | None:
-        target, place, attempt_id = call.target, call.place, self._attempt_ids.next()
-        call.admit = call.request.admit(
-            *(attempt_id, target.name, current_traceparent()), cost_rule=target.cost_rule, is_tried=bool(call.tries)
-        )
-        on_held = None
-        if place is not None:
-            on_held = partial(place.begin_waiting, partial(self.admissions.return_call, attempt_id))
-        times = {"ends_at": call.ends_at, "waits_until": call.waits_until}
-        admission = await self.admissions.admit(call.admit, **times, on_held=on_held)
-        if place is not None:
-            place.end_waiting()
-        if admit_span is not None:
-            admit_span.set_attributes(admission_attributes(admission))
-        return admission
 
     async def _run_attempt(self, call: Call, grant: Admission) -> Try | None:
         """Run an attempt, and end its call; returns the try after which that asks for another attempt."""
@@ -236,7 +255,7 @@ class CallRunner:
         self.metrics.attempts(call.target.name, outcome.value).inc()
         with span(settle_span(outcome.value)) if call.is_traced else contextlib.nullcontext():
             settle = settle_of(call.request.credential.id, call.admit, ended, reply, current_traceparent())
-            await self._completion.settle(settle)
+            await self.settles.settle(settle)
 
     async def _finish(self, call: Call, reply: Reply, ended: Try = _NEVER_SENT) -> None:
         """Settle the attempt, if there is one; then answer the call, and acknowledge its message."""
@@ -246,10 +265,31 @@ class CallRunner:
         if reply.outcome is not None:
             await self._settle(call, ended, reply)
         replying_since = time.perf_counter()
-        await self._completion.answer(call, reply)
+        await self.answer(call, reply)
         await call.message.ack()
         if call.is_traced:
             record_finished_span(_REPLY_SPAN, duration_seconds=time.perf_counter() - replying_since)
+
+    async def answer(self, call: Call, reply: Reply) -> None:
+        """Send the reply to a call until it is confirmed, or returned because its caller is gone."""
+        delivery, answer = call.message.delivery, reply.answer
+        kind, message = ("fault", FaultReply.from_fault(answer)) if isinstance(answer, Fault) else ("result", answer)
+        headers = {REQUEST_ID_HEADER: call.request_id}
+        item = GroupItem(delivery.correlation_id or "", reply.wire or message.to_wire(), headers, kind)
+        while True:
+            sent: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
+            grouped = GroupedReply(item, partial(_note_sent, sent))
+            self._reply_groups.add(delivery.reply_to or "", grouped, alone=not call.reads_groups)
+            error = await sent
+            if not isinstance(error, BrokerUnavailable | BrokerRefused):
+                break
+            self._not_replied.failed(error)
+            await asyncio.sleep(self.timings.publish_pause_seconds)
+        self._not_replied.worked()
+        if isinstance(error, Unroutable | QueueFull):
+            log.info("A reply was dropped: the client's reply queue is gone or full")
+        elif error is not None:
+            raise error
 
     async def _return(self, call: Call) -> None:
         """Return a call to its queue, or to its target's backlog: no reply is sent, and it is not charged."""
@@ -263,6 +303,11 @@ class CallRunner:
         seconds = call.ends_at - asyncio.get_running_loop().time()
         if call.place is None or not await call.place.move_to_backlog(seconds, message):
             await return_copy(self.bus, message.delivery, target, remaining_seconds=seconds, holder=message)
+
+
+async def _note_sent(sent: asyncio.Future[Exception | None], _: GroupedReply, error: Exception | None) -> None:
+    if not sent.done():
+        sent.set_result(error)
 
 
 def _span_start(call: Call) -> SpanStart:

@@ -2,7 +2,7 @@
 
 So many of the target's calls run at a time as it has slots. The others of a group wait for one, and those that wait
 while other workers have free slots are put back into the queue. What a session has waiting here beyond its share, for
-the target's quota or for money, goes to the target's backlog (`session_waits`), which is consumed
+the target's quota or for money, goes to the target's backlog (`SessionWaits`), which is consumed
 beside its queue.
 """
 
@@ -22,9 +22,9 @@ from quintain.rpc.groups import handle_each, refuse_broken, refuse_group, split_
 from quintain.topology import backlog_queue, target_queue
 from quintain_worker.call import Call, CallMessage
 from quintain_worker.call_runner import CallRunner
-from quintain_worker.call_slots import CallSlots
-from quintain_worker.returns import is_held, is_returned, return_calls, return_copy
-from quintain_worker.session_waits import WAITING_PLACES, CallPlace, SessionWaits, may_be_moved, session_of
+from quintain_worker.call_slots import WAITING_PLACES, CallPlace, CallSlots, SessionWaits, may_be_moved, session_of
+from quintain_worker.request import is_held, is_returned
+from quintain_worker.returns import return_calls, return_copy
 from quintain_worker.target import GIVEN_BACK, WorkerTarget
 
 #: Calls that a worker starts within this time, in seconds, stay with it although others have free slots.

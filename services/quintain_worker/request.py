@@ -18,21 +18,36 @@ from quintain.contracts.headers import (
     PROTOCOL_VERSION,
     PUBLISHED_AT_HEADER,
     REQUEST_ID_HEADER,
+    RETURNED_HEADER,
     WAIT_UNTIL_HEADER,
 )
 from quintain.contracts.invoke import FaultReply, InvokeRequest
 from quintain.contracts.ledger import Admit
 from quintain.contracts.message import MAX_BODY_BYTES
-from quintain.contracts.values import MAX_DEADLINE_SECONDS, sanitize_request_id, shorten
+from quintain.contracts.values import sanitize_request_id, shorten
 from quintain.errors import BadRequest, Fault, PayloadTooLarge
 from quintain.rpc.server import Credential, call_credential, integer_header, request_id_of
-from quintain.timings import Clock
+from quintain.topology import BACKLOG, target_of_key
 from quintain_worker.cost_bound import CostBound, CostRule
-from quintain_worker.returns import is_begun
 
 #: Error messages about a request are cut to this length, in characters: they may quote a name of the caller's, and
 #: travel to the ledger in one batch with those of other callers.
 MAX_MESSAGE_LENGTH = 500
+
+
+def is_held(delivery: Delivery) -> bool:
+    """Return whether this is the message of a call that a worker has, or had, for long."""
+    return delivery.exchange == BACKLOG.name and delivery.routing_key != target_of_key(delivery.routing_key)
+
+
+def is_begun(delivery: Delivery) -> bool:
+    """Return whether a worker may have begun with a call: it was delivered before."""
+    return delivery.redelivered or is_held(delivery)
+
+
+def is_returned(delivery: Delivery) -> bool:
+    """Return whether a worker that had no slot for the call has put it back before."""
+    return RETURNED_HEADER in delivery.headers
 
 
 _NO_BOUND = CostBound(None)
@@ -60,14 +75,6 @@ class IncomingRequest(NamedTuple):
     def age_ms(self, now: int) -> int:
         """How long ago it was sent, as far as that is known: in the queue, and in the line of its quota."""
         return 0 if self.published_at is None else max(0, now - self.published_at)
-
-    def ends(self, clock: Clock, now: float) -> tuple[float, float]:
-        """Return the deadline and until when the call may wait, on the clock by which it is ``now``, in seconds."""
-        seconds = MAX_DEADLINE_SECONDS
-        if self.deadline is not None and self.problem is None:
-            seconds = max(0.0, min(clock.seconds_until(self.deadline), seconds))
-        waits = seconds if self.wait_until is None else min(seconds, clock.seconds_until(self.wait_until))
-        return now + seconds, now + waits
 
     def admit(
         self,

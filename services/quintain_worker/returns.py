@@ -18,7 +18,6 @@ from quintain.errors import BusError
 from quintain.routes import INVOKE
 from quintain.rpc.groups import GroupedDelivery
 from quintain.rpc.server import copyable_headers
-from quintain.topology import BACKLOG, target_of_key
 
 log = logging.getLogger(__name__)
 
@@ -56,21 +55,6 @@ async def return_copy(
     """Put a delivery back, as a new message that expires after ``remaining_seconds``, by default after as long as the
     delivery itself; it is settled by its ``holder``, by default itself."""
     await _put_back(bus, target, copy_of(delivery, remaining_seconds), [holder or delivery])
-
-
-def is_held(delivery: Delivery) -> bool:
-    """Return whether this is the message of a call that a worker has, or had, for long."""
-    return delivery.exchange == BACKLOG.name and delivery.routing_key != target_of_key(delivery.routing_key)
-
-
-def is_begun(delivery: Delivery) -> bool:
-    """Return whether a worker may have begun with a call: it was delivered before."""
-    return delivery.redelivered or is_held(delivery)
-
-
-def is_returned(delivery: Delivery) -> bool:
-    """Return whether a worker that had no slot for the call has put it back before."""
-    return RETURNED_HEADER in delivery.headers
 
 
 async def return_calls(bus: Bus, target: str, calls: Sequence[Delivery]) -> None:

@@ -65,16 +65,13 @@ REFUSED_PART = 0.1
 
 
 def progress_after_wait(
-    bus: Bus, delivery: Delivery, request: IncomingRequest, seconds: float, timings: Timings
+    bus: Bus, delivery: Delivery, request_id: str, seconds: float, timings: Timings
 ) -> contextlib.AbstractAsyncContextManager[None]:
     """Send one progress message, while the context is open, when the call may not wait any more: it runs then.
 
-    ``seconds`` is how long it may wait; a call that still waits then is refused, which ends the context. Sends nothing
-    where the caller sets no such limit or takes no progress messages.
+    ``seconds`` is how long it may wait; a call that still waits then is refused, which ends the context.
     """
-    if request.wait_until is None or ACCEPT_PROGRESS not in request.accepts:
-        return contextlib.nullcontext()
-    send = partial(send_progress, bus, delivery, request.request_id)
+    send = partial(send_progress, bus, delivery, request_id)
     first_seconds = max(0.0, seconds + timings.admit_repeat_seconds * REFUSED_PART)
     return report_progress(MAX_DEADLINE_SECONDS, 1, send, first_seconds=first_seconds)
 

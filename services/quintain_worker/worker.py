@@ -35,7 +35,7 @@ from quintain_worker.call_runner import CallRunner
 from quintain_worker.consumer import TargetConsumer
 from quintain_worker.cost_bound import cost_rules
 from quintain_worker.lease import WorkerLease
-from quintain_worker.ledger_port import BusLedgerPort, LedgerPort
+from quintain_worker.ledger_client import BusLedgerPort, LedgerPort
 from quintain_worker.providers.factory import build_provider
 from quintain_worker.providers.provider import (
     ConversationHolder,

@@ -21,7 +21,7 @@ from quintain.observe.metrics import ServiceMetrics
 from quintain_metadata.metrics import MAX_QUOTAS, LedgerGauges, MetadataMetrics
 from quintain_metadata.service import running_metadata
 from quintain_metadata.store.opening import open_ledger_or_wait
-from quintain_worker.provider_calls import ask_provider
+from quintain_worker.attempt import ask_provider
 from quintain_worker.providers.provider import Billing, CallHolder, ProviderAnswer, ProviderFailure
 from quintain_worker.target import WorkerMetrics, WorkerTarget
 from quintain_worker.worker import run_worker

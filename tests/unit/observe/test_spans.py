@@ -32,7 +32,7 @@ from quintain.observe.spans import (
     valid_traceparent,
 )
 from quintain.settings import read_trace_settings
-from quintain_worker.provider_calls import ask_provider
+from quintain_worker.attempt import ask_provider
 from quintain_worker.providers.provider import CallHolder, ProviderAnswer
 from quintain_worker.target import WorkerMetrics, WorkerTarget
 

@@ -16,9 +16,8 @@ from quintain.errors import BadRequest, BrokerUnavailable, BudgetUnavailable, Ex
 from quintain.rpc.requests import RpcClient
 from quintain.timings import Clock, Timings
 from quintain.topology import Exchange, admit_topology
-from quintain_worker import admissions
-from quintain_worker.admissions import AdmissionClient
-from quintain_worker.ledger_port import BusLedgerPort
+from quintain_worker import ledger_client
+from quintain_worker.ledger_client import AdmissionClient, BusLedgerPort
 from support.fake_ledger_service import FakeLedgerService, grant
 from support.quick import timings
 from support.skipped_time import skip_waits
@@ -246,7 +245,7 @@ SILENCE_SECONDS = FAST.ledger_silence_seconds
 @pytest.fixture
 def many(asking: Admits, monkeypatch: pytest.MonkeyPatch) -> Admits:
     """The client with a window of `WINDOW`."""
-    monkeypatch.setattr(admissions, "MAX_UNDER_WAY", WINDOW)
+    monkeypatch.setattr(ledger_client, "MAX_UNDER_WAY", WINDOW)
     return asking
 
 

@@ -24,12 +24,13 @@ from quintain.errors import (
     Unroutable,
 )
 from quintain.rpc.requests import RpcClient
+from quintain.timings import Clock
 from quintain.topology import REPLY, Exchange
 from quintain_worker.call import Call, CallMessage
-from quintain_worker.completion import Completion
-from quintain_worker.ledger_port import BusLedgerPort
+from quintain_worker.call_runner import CallRunner
+from quintain_worker.ledger_client import BusLedgerPort
 from quintain_worker.response import Reply
-from quintain_worker.target import WorkerTarget
+from quintain_worker.target import WorkerMetrics, WorkerTarget
 from support.quick import timings
 from support.running_worker import GatedProvider
 
@@ -79,10 +80,10 @@ def bus() -> ScriptedBus:
 
 
 @pytest.fixture
-def completion(bus: ScriptedBus) -> Completion:
+def runner(bus: ScriptedBus) -> CallRunner:
     quick = timings(publish_pause_seconds=0.001)
     port = BusLedgerPort(cast(Bus, bus), RpcClient(cast(Bus, MemoryBus(MemoryBroker()))), quick)
-    return Completion(cast(Bus, bus), port, "worker", quick)
+    return CallRunner(cast(Bus, bus), port, Clock(), "worker", WorkerMetrics(), quick)
 
 
 def settle(name: str, padding: int = 0, said: str = "no") -> Settle:
@@ -92,18 +93,18 @@ def settle(name: str, padding: int = 0, said: str = "no") -> Settle:
 
 
 async def finish(
-    completion: Completion, name: str, *, may_share: bool, answer: Any = FAULT, settled: Settle | None = None
+    runner: CallRunner, name: str, *, may_share: bool, answer: Any = FAULT, settled: Settle | None = None
 ) -> None:
     """Settle a call, then answer it."""
-    await completion.settle(settled or settle(name))
-    await completion.answer(call_of(name, may_share=may_share), Reply(answer))
+    await runner.settles.settle(settled or settle(name))
+    await runner.answer(call_of(name, may_share=may_share), Reply(answer))
 
 
 @either_way
 async def test_each_step_follows_the_broker_s_confirm_of_the_one_before(
-    bus: ScriptedBus, completion: Completion, may_share: bool
+    bus: ScriptedBus, runner: CallRunner, may_share: bool
 ) -> None:
-    await asyncio.gather(*(finish(completion, name, may_share=may_share) for name in "abc"))
+    await asyncio.gather(*(finish(runner, name, may_share=may_share) for name in "abc"))
     for name in "abc":
         own = [said for said in bus.said if name in said.split()]
         steps = ["settle {} sent", "settle {} confirmed", "reply {} sent", "reply {} confirmed"]
@@ -115,10 +116,10 @@ async def test_each_step_follows_the_broker_s_confirm_of_the_one_before(
 @pytest.mark.parametrize("step", ["settle a", "reply a"])
 @pytest.mark.parametrize("error", [BrokerUnavailable("away"), BrokerRefused("no")], ids=lambda one: type(one).__name__)
 async def test_what_the_broker_did_not_confirm_is_sent_again_and_nothing_follows_before(
-    bus: ScriptedBus, completion: Completion, may_share: bool, step: str, error: BusError
+    bus: ScriptedBus, runner: CallRunner, may_share: bool, step: str, error: BusError
 ) -> None:
     bus.refusals = {step: [error, error]}
-    await finish(completion, "a", may_share=may_share)
+    await finish(runner, "a", may_share=may_share)
     first, then = ("settle a", "reply a")
     times = {first: 1, then: 1, step: 3}
     expected = [f"{first} sent"] * times[first] + [f"{first} confirmed"]
@@ -128,20 +129,20 @@ async def test_what_the_broker_did_not_confirm_is_sent_again_and_nothing_follows
 @either_way
 @pytest.mark.parametrize("gone", [Unroutable("gone"), QueueFull("full")], ids=lambda error: type(error).__name__)
 async def test_a_caller_that_is_gone_needs_no_reply(
-    bus: ScriptedBus, completion: Completion, may_share: bool, gone: BusError
+    bus: ScriptedBus, runner: CallRunner, may_share: bool, gone: BusError
 ) -> None:
     bus.refusals = {"reply a": [gone]}
-    await completion.answer(call_of("a", may_share=may_share), Reply(FAULT))
+    await runner.answer(call_of("a", may_share=may_share), Reply(FAULT))
     assert bus.said == ["reply a sent"]
 
 
 @either_way
 async def test_an_answer_that_cannot_be_written_ends_its_own_call_alone(
-    bus: ScriptedBus, completion: Completion, may_share: bool
+    bus: ScriptedBus, runner: CallRunner, may_share: bool
 ) -> None:
     found = await asyncio.gather(
-        finish(completion, "a", may_share=may_share, answer=Cancelled("\ud800")),
-        finish(completion, "b", may_share=may_share),
+        finish(runner, "a", may_share=may_share, answer=Cancelled("\ud800")),
+        finish(runner, "b", may_share=may_share),
         return_exceptions=True,
     )
     assert (type(found[0]), found[1]) == (BadRequest, None)
@@ -150,11 +151,11 @@ async def test_an_answer_that_cannot_be_written_ends_its_own_call_alone(
 
 @either_way
 async def test_a_settle_that_cannot_be_written_ends_its_own_call_alone(
-    bus: ScriptedBus, completion: Completion, may_share: bool
+    bus: ScriptedBus, runner: CallRunner, may_share: bool
 ) -> None:
     found = await asyncio.gather(
-        finish(completion, "a", may_share=may_share, settled=settle("a", said="\ud800")),
-        finish(completion, "b", may_share=may_share),
+        finish(runner, "a", may_share=may_share, settled=settle("a", said="\ud800")),
+        finish(runner, "b", may_share=may_share),
         return_exceptions=True,
     )
     assert (type(found[0]), found[1]) == (BadRequest, None)
@@ -163,10 +164,10 @@ async def test_a_settle_that_cannot_be_written_ends_its_own_call_alone(
 
 @either_way
 async def test_a_call_that_is_cancelled_is_settled_and_not_sent_again(
-    bus: ScriptedBus, completion: Completion, may_share: bool
+    bus: ScriptedBus, runner: CallRunner, may_share: bool
 ) -> None:
     bus.refusals = {"settle b": [BrokerUnavailable("away")]}
-    tasks = [asyncio.ensure_future(finish(completion, name, may_share=may_share)) for name in "ab"]
+    tasks = [asyncio.ensure_future(finish(runner, name, may_share=may_share)) for name in "ab"]
     while "settle b sent" not in bus.said:
         await asyncio.sleep(0)
     tasks[1].cancel()
@@ -178,9 +179,9 @@ async def test_a_call_that_is_cancelled_is_settled_and_not_sent_again(
 
 
 async def test_a_large_settle_goes_alone_and_the_others_around_it_together(
-    bus: ScriptedBus, completion: Completion
+    bus: ScriptedBus, runner: CallRunner
 ) -> None:
     sizes = (0, 0, MAX_GROUP_BYTES + 1, 0, 0, 0)
-    await asyncio.gather(*(completion.settle(settle(str(number), size)) for number, size in enumerate(sizes)))
+    await asyncio.gather(*(runner.settles.settle(settle(str(number), size)) for number, size in enumerate(sizes)))
     assert bus.batches == [2, 1, 3]
     assert [said for said in bus.said if said.endswith("confirmed")] == [f"settle {n} confirmed" for n in range(6)]

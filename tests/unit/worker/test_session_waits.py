@@ -15,7 +15,7 @@ from quintain.contracts.ledger import Admission, Admit
 from quintain.contracts.quota import QuotaCard, QuotaTerms
 from quintain.errors import QueueFull
 from quintain.topology import BACKLOG, Exchange, backlog_queue, target_queue
-from quintain_worker.session_waits import MIN_WAITING, WAITING_PLACES, SessionWaits
+from quintain_worker.call_slots import MIN_WAITING, WAITING_PLACES, SessionWaits
 from support.fake_ledger_service import FakeEvaluator, FakeLedgerService, grant, next_item, send_again
 from support.quick import timings
 from support.running_worker import GatedProvider, next_result, running_worker

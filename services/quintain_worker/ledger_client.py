@@ -1,4 +1,5 @@
-"""Asks the ledger whether calls may run.
+"""How a worker asks the ledger whether calls may run, and tells it how attempts ended: over the bus, or by a function
+call where both are in one process.
 
 Admits are sent in batches, and again where there is no answer within 3 s.
 
@@ -8,6 +9,8 @@ them, to any request of this worker.
 
 A first request goes to the own queue of the metadata service that last renewed the lease, which no quorum queue delays.
 A repetition goes to the shared queue: that service may hang, which the broker does not say. So does what is returned.
+
+Settles that wait at the same time share messages too. One that cannot be sent affects no other of its batch.
 """
 
 from __future__ import annotations
@@ -16,19 +19,83 @@ import asyncio
 import logging
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple, Protocol
 
+from quintain.bus.base import Bus, Delivery, Envelope
 from quintain.bus.failure_log import FailureLog
-from quintain.contracts.ledger import Admission, Admit, AdmitBatch, AdmitReply
+from quintain.contracts.group import count_fitting
+from quintain.contracts.ledger import Admission, Admit, AdmitBatch, AdmitReply, Settle, SettleBatch
 from quintain.errors import BudgetUnavailable, BusError, Expired, Fault, QueueFull, Unroutable
 from quintain.observe.semconv import ATTEMPT, CALL_COUNT, OUTCOME, AttributeValue
-from quintain.routes import ADMIT
+from quintain.routes import ADMIT, SETTLE
+from quintain.rpc.requests import RpcClient
 from quintain.runtime.concurrency import BatchSender
 from quintain.timings import Clock, Timings
-from quintain_worker.ledger_port import LedgerPort
 
 log = logging.getLogger(__name__)
+
+#: All admits of a worker share one correlation id: their answers are matched by the attempt id.
+CORRELATION_ID = "admit"
+
+#: Is called with each answer to admits; an answer may come twice.
+OnAdmitReply = Callable[[AdmitReply], None]
+
+
+class LedgerPort(Protocol):
+    """Where a worker's admits are decided and its settles recorded; each may be sent again."""
+
+    async def admit(self, batch: AdmitBatch, on_reply: OnAdmitReply, key: str) -> None:
+        """Send admits. Each is answered once it is decided, or has to wait; what gets no answer is to be sent again.
+
+        ``key`` is where the bus takes them. Raises `BusError` where they cannot be sent, and `BadRequest` where one of
+        them cannot be written.
+        """
+
+    async def settle(self, batch: SettleBatch) -> None:
+        """Record how attempts ended; returns when the ledger has that, or a queue keeps it for the ledger.
+
+        Raises `BusError` where it cannot be sent, and `BadRequest` where one of them cannot be written.
+        """
+
+
+class BusLedgerPort:
+    """Implements `LedgerPort` where the ledger is elsewhere: a message for each batch."""
+
+    def __init__(self, bus: Bus, rpc_client: RpcClient, timings: Timings) -> None:
+        self._bus, self._rpc_client, self._timings = bus, rpc_client, timings
+
+    async def admit(self, batch: AdmitBatch, on_reply: OnAdmitReply, key: str) -> None:
+        """Implements `LedgerPort.admit`."""
+        self._rpc_client.subscribe(CORRELATION_ID, partial(_read_reply, on_reply))
+        envelope = Envelope(
+            body=batch.to_wire(),
+            type=ADMIT.key,
+            correlation_id=CORRELATION_ID,
+            reply_to=self._rpc_client.reply_key,
+            expiration_ms=int(self._timings.ledger_silence_seconds * 1000),
+            persistent=False,
+        )
+        await self._bus.publish(ADMIT.exchange, key, envelope, timeout_seconds=self._timings.admit_repeat_seconds)
+
+    async def settle(self, batch: SettleBatch) -> None:
+        """Implements `LedgerPort.settle`."""
+        await self._bus.publish(SETTLE.exchange, SETTLE.key, Envelope(body=batch.to_wire(), type=SETTLE.key))
+
+
+def _read_reply(on_reply: OnAdmitReply, delivery: Delivery) -> None:
+    if delivery.type != "result":
+        log.error("The ledger refused a batch of admits; they will be repeated")
+        return
+    try:
+        answer = AdmitReply.from_wire(delivery.body)
+    except Fault as unreadable:
+        log.error("An unreadable answer of the ledger was dropped: %s", unreadable.message)
+        return
+    on_reply(answer)
+
 
 #: How often the pending admits are checked for resends and timeouts, per repeat interval: one timer serves all.
 CHECKS_PER_REPEAT = 12
@@ -256,3 +323,60 @@ def admission_attributes(admission: Admission | None) -> dict[str, AttributeValu
     if admission.replay is not None:
         return {OUTCOME: "replayed"}
     return {OUTCOME: "granted", ATTEMPT: admission.attempt, CALL_COUNT: admission.call_count}
+
+
+class _PendingSettle(NamedTuple):
+    """A settle on its way; ``is_taken`` is False where the broker was unavailable."""
+
+    settle: Settle
+    is_taken: asyncio.Future[bool]
+
+
+class SettleSender:
+    """Sends the settles of one worker, and repeats what could not be published."""
+
+    def __init__(self, bus: Bus, ledger: LedgerPort, incarnation: str, timings: Timings) -> None:
+        self._ledger, self._incarnation, self._timings = ledger, incarnation, timings
+        # A settle is sent also if its call's handler was cancelled meanwhile: the outcome is known.
+        self._settles = BatchSender[None, _PendingSettle](self._send, max_concurrent=4, count=_count_settles)
+        self._not_sent = FailureLog(log, "Settles could not be sent, and are repeated", "Settles are sent", bus)
+
+    async def settle(self, settle: Settle) -> None:
+        """Report the outcome of an attempt until the ledger's port has taken it."""
+        while True:
+            is_taken: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+            self._settles.add(None, _PendingSettle(settle, is_taken))
+            if await is_taken:
+                return
+            await asyncio.sleep(self._timings.publish_pause_seconds)
+
+    async def _send(self, _: None, pending: list[_PendingSettle]) -> None:
+        items = [each.settle for each in pending]
+        try:
+            await self._ledger.settle(SettleBatch.unchecked(incarnation=self._incarnation, items=items))
+        except BusError as error:
+            self._not_sent.failed(error)
+            _end(pending, is_taken=False)
+        except Exception as defect:
+            if len(pending) == 1:
+                if not pending[0].is_taken.done():
+                    pending[0].is_taken.set_exception(defect)
+                return
+            # One of them cannot be written; nothing says which it is, so each goes alone.
+            for one in pending:
+                await self._send(None, [one])
+        else:
+            self._not_sent.worked()
+            _end(pending, is_taken=True)
+
+
+def _end(pending: Sequence[_PendingSettle], *, is_taken: bool) -> None:
+    for one in pending:
+        if not one.is_taken.done():
+            one.is_taken.set_result(is_taken)
+
+
+def _count_settles(pending: Sequence[_PendingSettle]) -> int:
+    """Return how many of these settles go together: by their replies, beside which a settle is small."""
+    settles = (each.settle for each in pending)
+    return count_fitting(len(settle.reply or settle.compressed_reply or b"") for settle in settles)
