@@ -284,7 +284,7 @@ async def inspect_evaluation(
 ) -> Inspection:
     """Read the files, then check the targets, the graders and every case; errors are collected in ``problems``.
 
-    ``results_folder`` is where the output of a dataset command is stored; if None, it is read and deleted.
+    ``results_folder`` is where a run follows, and the output of a dataset command is stored; if None, it is deleted.
     """
     found = Inspection(options, settings, environment())
     with found.collect_errors():
@@ -310,7 +310,8 @@ async def inspect_evaluation(
             with found.collect_errors():
                 found.warnings += unseen_files(found.evaluation, found.env)
     if resolved is not None:
-        _inspect_providers(found, resolved)
+        # What is refused after earlier results were set aside would have changed something.
+        _inspect_providers(found, resolved, is_started=results_folder is not None and not options.is_fresh)
     if found.evaluation is not None:
         _inspect_dataset(found, found.evaluation, results_folder)
         judge_targets = judge_targets_of(found.config)
@@ -359,13 +360,13 @@ async def _inspect_graders(found: Inspection, evaluation: Evaluation) -> None:
         found.problems += judge_problems(evaluation, found.targets, found.config.targets)
 
 
-def _inspect_providers(found: Inspection, config: Config) -> None:
+def _inspect_providers(found: Inspection, config: Config, *, is_started: bool) -> None:
     """Check the providers of all targets, as a worker here serves all, and the programs of those that are called."""
     context = ProviderContext(folder=config.folder, env=found.env)
     called = found.called_targets
     for name, target in config.targets.items():
         with found.collect_errors(), naming_file(config.path):
-            warnings = check_provider(name, target, context)
+            warnings = check_provider(name, target, context, is_started=is_started)
             if name in called:
                 found.warnings += [*warnings, *check_program(name, target, context, found.one_text)]
 

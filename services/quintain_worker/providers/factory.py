@@ -73,14 +73,15 @@ def load_provider_factory(name: str, target: TargetConfig) -> ProviderFactory:
         raise ConfigError(f"targets.{name}: provider {target.provider} needs: {hint}") from error
 
 
-def check_provider(name: str, target: TargetConfig, context: ProviderContext) -> list[str]:
+def check_provider(name: str, target: TargetConfig, context: ProviderContext, *, is_started: bool = False) -> list[str]:
     """Check that the provider of a resolved target can be created.
 
-    Returns a warning where a function takes its request for text. Raises `ConfigError` if its extra is not installed,
-    or if the function of a python target cannot be imported or cannot take a request.
+    A function is not imported here if its target ``is_started`` next, which imports it and says the same. Returns a
+    warning where a function takes its request for text. Raises `ConfigError` if its extra is not installed, or if the
+    function of a python target cannot be imported or cannot take a request.
     """
     if isinstance(target, PythonTarget):
-        return python_callable.check_function(name, target, context)
+        return [] if is_started else python_callable.check_function(name, target, context)
     load_provider_factory(name, target)
     return []
 

@@ -10,8 +10,9 @@ import asyncio
 import contextlib
 import dataclasses
 import itertools
+import logging
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
@@ -42,6 +43,8 @@ from quintain_worker.providers.provider import (
     StartedProvider,
 )
 from quintain_worker.providers.python_answers import answer_from_wire, failure_from_wire, from_wire
+
+log = logging.getLogger(__name__)
 
 #: How many calls are remembered that were lost beside others; the oldest is forgotten first.
 MAX_SUSPECTS = 10_000
@@ -102,7 +105,9 @@ class PythonProvider(SessionScopedProvider, StartedProvider):
     async def start(self) -> None:
         """Implements `StartedProvider.start`."""
         with _of_target(self._name):
-            await asyncio.gather(*(each.ready() for each in self._processes))
+            process, *_ = await asyncio.gather(*(each.ready() for each in self._processes))
+        for use in process.wrong_uses:
+            log.warning("targets.%s.callable: %s", self._name, use)
 
     async def close(self) -> None:
         """End all processes, and what they run."""
@@ -202,8 +207,12 @@ class _FunctionCall:
 class RunningProcess:
     """A process that is ready; ``end`` ends it."""
 
-    def __init__(self, name: str, program: LineProgram, end: Callable[[], object]) -> None:
+    def __init__(
+        self, name: str, program: LineProgram, end: Callable[[], object], wrong_uses: Sequence[str] = ()
+    ) -> None:
         self._name, self._program, self._end = name, program, end
+        #: Where its function takes its request for text.
+        self.wrong_uses = wrong_uses
         self._calls: dict[int, _FunctionCall] = {}
         self._numbers = itertools.count(1)
         self.takes_calls = True
@@ -318,8 +327,8 @@ class KeptProcess:
         assert task is not None, "it runs as a task"
         try:
             async with line_program(self._program, line_limit=MAX_LINE_BYTES) as program:
-                await read_ready(program, self._program)
-                self._process = process = RunningProcess(self._name, program, task.cancel)
+                said = await read_ready(program, self._program)
+                self._process = process = RunningProcess(self._name, program, task.cancel, said["wrong_uses"])
                 started.set_result(process)
                 self._starting = None
                 try:

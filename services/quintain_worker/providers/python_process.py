@@ -303,8 +303,7 @@ def main() -> int:
     except ConfigError as error:
         wire.write(to_json({"type": "error", "message": error.message}))
         return 2
-    uses = wrong_uses(function) if arguments.check else []
-    wire.write(to_json({"type": "ready", "wrong_uses": uses}))
+    wire.write(to_json({"type": "ready", "wrong_uses": wrong_uses(function)}))
     if not arguments.check:
         Thread(target=_end_after, args=(wire.input.fileno(),), daemon=True).start()
         asyncio.run(FunctionProcess(arguments.target, function, wire).serve())

@@ -573,6 +573,22 @@ async def test_a_process_that_cannot_begin_anew_is_unavailable_until_it_can(fold
     assert (await answer_of(provider)).text == "today"
 
 
+async def test_a_function_that_takes_its_request_for_text_is_warned_of_when_it_is_started(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (folder / "bot.py").write_text("def run(prompt): return prompt.upper()")
+    context = ProviderContext(folder, {})
+    target = PythonTarget(provider="python", callable="bot:run", processes=2)
+    assert check_provider("it", target, context, is_started=True) == []
+    provider = build_provider("it", target, context)
+    assert isinstance(provider, PythonProvider)
+    try:
+        await provider.start()
+    finally:
+        await provider.close()
+    assert len(caplog.messages) == 1
+
+
 @pytest.mark.parametrize(
     ("callable_", "says"),
     [
