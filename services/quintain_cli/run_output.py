@@ -30,6 +30,7 @@ from quintain_cli.console import (
     stdout_console,
 )
 from quintain_cli.running_fleet import missing_workers, print_missing
+from quintain_runner.dry_run import plan_run
 from quintain_runner.engine.rerun_plan import RerunPlan
 from quintain_runner.engine.run import RunListener
 from quintain_runner.engine.run_settings import RunOptions, RunSettings
@@ -44,7 +45,7 @@ from quintain_runner.report.run_report import RunReport, question_text
 from quintain_runner.report.summary import exit_line
 from quintain_runner.report.tables import run_tables
 from quintain_runner.report.text_table import TextTable, rich_tables
-from quintain_runner.results.row import Row
+from quintain_runner.results.row import Row, column_name
 from quintain_runner.untrusted import plain_line
 
 ConfigOption = Annotated[
@@ -81,6 +82,29 @@ def run_and_report(options: RunOptions, files: OutputFiles, *, as_json: bool) ->
     else:
         print_report(report, resume_command)
     return int(report.summary.exit_code)
+
+
+def show_plan(options: RunOptions, *, as_json: bool) -> int:
+    """Print what a run would ask, and which rows fall out, and return the exit code."""
+    plan = run_command(plan_run(options), as_json=as_json, service="run")
+    left_out = [[key.case_id, column_name(key.target, key.prompt)] for key in plan.left_out_keys]
+    if as_json:
+        columns = {name: count for name, count in plan.pending.items() if count}
+        print_json({**plan.to_wire(), "trials": columns, "firstLeftOut": left_out})
+        return 0
+    lines = [*plan.lines()] or [f"{plan.new:,} new"]
+    lines += [f"{count:,} trials of {name}" for name, count in plan.pending.items() if count]
+    lines += [f"{case} · {column} falls out" for case, column in left_out]
+    lines += plan.warnings()
+    for line in lines:
+        typer.echo(escape_for_terminal(f"plan     {line}"))
+    typer.echo(_calls_line(plan))
+    return 0
+
+
+def _calls_line(plan: RerunPlan) -> str:
+    answers, most = plan.calls_left.answers, plan.calls_left.most
+    return f"calls    {answers:,}" + (f" to {most:,}" if most > answers else "")
 
 
 class Terminal(RunListener):
@@ -131,8 +155,7 @@ def _print_plan(plan: RerunPlan) -> None:
         print_stderr(escape_for_terminal(f"plan     {line}"))
     for warning in plan.warnings():
         print_stderr(escape_for_terminal(f"warning  {warning}"))
-    answers, most = plan.calls_left.answers, plan.calls_left.most
-    print_stderr(f"calls    {answers:,}" + (f" to {most:,}" if most > answers else ""))
+    print_stderr(_calls_line(plan))
 
 
 def _print_settings(run: RunSettings, location: str) -> None:

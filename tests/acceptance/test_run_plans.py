@@ -173,3 +173,29 @@ def session_states(folder: Path) -> dict[str, str]:
     """The states of the run's sessions, by the ledger."""
     with contextlib.closing(sqlite3.connect(folder / OUTPUT / "ledger.sqlite3")) as ledger:
         return dict(ledger.execute("SELECT id, state FROM session WHERE parent_id IS NULL"))
+
+
+def test_a_plan_tells_what_would_be_asked_and_what_falls_out_and_changes_nothing(
+    judged_shell: CommandLine, models: Models
+) -> None:
+    folder = judged_shell.folder
+    first = judged_shell.run("run", "eval.yaml", "--plan", "--json").json
+    assert (first["new"], first["answers"], first["mostCalls"], first["trials"]) == (6, 6, 12, {"bot": 6})
+    assert not (folder / OUTPUT).exists()
+    judged_shell.run("run", "eval.yaml")
+    models.new_requests()
+
+    # One case is gone, one has another text, and one is new.
+    lines = (folder / "cases.jsonl").read_text().splitlines()
+    changed = [lines[0].replace('"q1"', '"other"'), *lines[1:5], '{"id": "case-7", "question": "q7"}']
+    (folder / "cases.jsonl").write_text("\n".join(changed))
+    before = {file.name: file.read_bytes() for file in (folder / OUTPUT).iterdir() if file.is_file()}
+    told = judged_shell.run("run", "eval.yaml", "--plan")
+    assert "case-6 · bot falls out" in told.stdout
+    plan = judged_shell.run("run", "eval.yaml", "--plan", "--json").json
+    assert {file.name: file.read_bytes() for file in (folder / OUTPUT).iterdir() if file.is_file()} == before
+    assert models.new_requests().total() == 0
+    judged_shell.run("run", "eval.yaml")
+    assert models.new_requests().total() == plan["mostCalls"] == 4
+    executed = record_of(folder)["history"][-1]["plan"]  # type: ignore[index, call-overload]
+    assert plan == {**executed, "trials": {"bot": 2}, "firstLeftOut": [["case-6", "bot"]]}

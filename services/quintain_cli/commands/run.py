@@ -38,6 +38,7 @@ from quintain_cli.run_output import (
     PromptOption,
     SetOption,
     run_and_report,
+    show_plan,
 )
 from quintain_runner.engine.run_settings import (
     DEFAULT_CONCURRENCY,
@@ -101,6 +102,9 @@ GiveUpOption = Annotated[
         help="Wait so long for a provider that does not answer, such as 2h; then begin no more trials of its targets. "
         "By default 30m; for a first answer 1m with a wrong name or certificate, 10m without a connection or with 503.",
     ),
+]
+PlanOption = Annotated[
+    bool, typer.Option("--plan", help="Say what would be asked, and which rows fall out; ask and change nothing.")
 ]
 FreshOption = Annotated[
     bool, typer.Option("--fresh", help="Rename the results of before to NAME.previous-N, and begin again.")
@@ -166,6 +170,7 @@ def run(
     cache: CacheOption = None,
     replay: ReplayOption = None,
     fresh: FreshOption = False,
+    plan: PlanOption = False,
     no_content: NoContentOption = False,
     no_wait: NoWaitOption = False,
     junit: JunitOption = None,
@@ -176,7 +181,7 @@ def run(
     """Run an evaluation. The same command resumes a run that was stopped.
 
     Without QUINTAIN_BROKER_URL and QUINTAIN_GATEWAY_URL all services run in this process; with one of them, the run
-    uses the services there. `quintain check` is the dry run: the same errors and calls, and no call is made.
+    uses the services there. With --plan it tells what it would ask, and makes no call.
     """
     selection = SelectionOptions(
         ids=tuple(case or ()), where=tuple(where or ()), failing=failing, of=of, sample=sample, seed=seed, limit=limit,
@@ -193,6 +198,8 @@ def run(
         is_fresh=fresh, keeps_content=not no_content, waits=not no_wait,
         command=shlex.join(["quintain", *sys.argv[1:]]),
     )  # fmt: skip
+    if plan:
+        raise typer.Exit(show_plan(options, as_json=as_json))
     raise typer.Exit(run_and_report(options, OutputFiles(junit=junit, markdown=markdown, csv=csv), as_json=as_json))
 
 

@@ -112,6 +112,8 @@ class RerunPlan:
     not_selected: int = 0
     refused: int = 0
     refused_keys: list[RowKey] = field(default_factory=list)
+    #: The first of the rows that are left out.
+    left_out_keys: list[RowKey] = field(default_factory=list)
     #: Which rows are asked or graded again.
     policy: RerunPolicy = field(default_factory=RerunPolicy)
     #: The calls that this command needs.
@@ -299,6 +301,7 @@ class Planner:
             for row in self.results.rows_at_opening():
                 if key_hash(row.case_id) not in case_ids:
                     plan.left_out += 1
+                    plan.left_out_keys += [row.key] if len(plan.left_out_keys) < _NAMED_ROWS else []
                     plan.leave(row.key)
 
     def _decide_on_case(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,32 +19,29 @@ from quintain.contracts.session import Info
 from quintain.errors import BusError, ConfigError, Fault
 from quintain.observe import logs, semconv
 from quintain.observe.spans import span
-from quintain.programs.agent_urls import with_proxy_bypass
-from quintain_runner.engine.answers import RunAnswers, open_answers
+from quintain_runner.engine.answers import RunAnswers
 from quintain_runner.engine.backend import Backend
-from quintain_runner.engine.comparisons import Comparisons, open_comparisons
+from quintain_runner.engine.comparisons import Comparisons
 from quintain_runner.engine.cost_gate import CostGate
 from quintain_runner.engine.cost_limit import cost_problems
 from quintain_runner.engine.judges import agents_of, settings_of
+from quintain_runner.engine.planned_run import open_planned_run
 from quintain_runner.engine.quota_watch import POLL_SECONDS, QuotaWatch
 from quintain_runner.engine.recording import RecordedAnswers, RecordedRun, recorded_session
-from quintain_runner.engine.requirements import check_turns
-from quintain_runner.engine.rerun_plan import Planner, RerunPlan, run_fingerprints, target_references
+from quintain_runner.engine.rerun_plan import RerunPlan, target_references
 from quintain_runner.engine.run_settings import RunSettings
 from quintain_runner.engine.scheduler import ErrorLimit, TrialScheduler
 from quintain_runner.engine.session import NewSession, RunSession, RunSessions, read_final_info, release_command
 from quintain_runner.engine.trial_budget import TrialBudget
 from quintain_runner.graders.base import GraderRunner, GradingContext, judge_references
-from quintain_runner.graders.factory import build_own, open_graders
-from quintain_runner.graders.judge import recorded_judges
+from quintain_runner.graders.factory import build_own
 from quintain_runner.plan.scoring import Scoring
-from quintain_runner.plan.trials import check_targets_available
 from quintain_runner.report.progress import ProgressState
 from quintain_runner.report.progress_display import TICK_SECONDS, NoProgressDisplay, ProgressDisplay
-from quintain_runner.report.run_file import RunFile, open_run, write_run
+from quintain_runner.report.run_file import RunFile, write_run
 from quintain_runner.report.run_report import RunReport
 from quintain_runner.report.summary import RunSummary, summarize
-from quintain_runner.results.store import ResultFile, open_results
+from quintain_runner.results.store import ResultFile
 from quintain_runner.statistics.analysis import Analysis, analyse_run
 
 #: The interval at which the used budget is read for the progress display, in seconds.
@@ -91,35 +88,12 @@ async def run_evaluation(
     `BusError` if the broker is lost. However the run ends, also by an interrupt, all rows written so far are complete
     and kept.
     """
-    evaluation, options = run.evaluation, run.options
-    env = dict(run.env) if backend.gateway_url is None else with_proxy_bypass(run.env, backend.gateway_url)
     info = await sessions.client.get_info()
-    check_targets_available(target_references(run, run.targets), info.available_targets)
-    check_turns(run.dataset, run.targets, info.one_question_targets or ())
-    async with (
-        AsyncExitStack() as stack,
-        open_graders(
-            evaluation, env, gateway_url=backend.gateway_url, output=options.folder, sessionless=options.sessionless
-        ) as graders,
-        open_results(options.folder, keeps_content=options.keeps_content) as results,
-    ):
-        calls_in_rows = results.resume_state.calls_in_rows
-        record = await asyncio.to_thread(_open_record, run)
-        record = record.with_fields(judges=record.judges | recorded_judges(graders))
-        fingerprints = await run_fingerprints(run, info, graders, record, env)
-        answers = stack.enter_context(open_answers(run, fingerprints.targets))
-        results.write_before_rows(answers.write)
-        comparisons = stack.enter_context(open_comparisons(evaluation, record.configuration.targets, fingerprints))
-        plan = await Planner(run, results, comparisons, answers.holds).plan()
-        plan.different_seconds = {
-            name: (info.now - since) / 1000
-            for name, since in (info.different_since or {}).items()
-            if name in fingerprints.targets
-        }
-        selection = run.selection.to_wire()
-        record = record.with_command(options.command, fingerprints, plan.to_wire(), selection, run.overrides)
+    async with open_planned_run(run, info, backend.gateway_url) as planned:
+        plan, results = planned.plan, planned.results
         listener.on_plan(plan)
-        session = await sessions.open(most_calls=plan.calls_left.most, calls_in_rows=calls_in_rows)
+        session = await sessions.open(most_calls=plan.calls_left.most, calls_in_rows=planned.calls_in_rows)
+        record = planned.record
         record = record.with_fields(session_id=session.session_id or record.session_id, calls=session.calls_location)
         record = record.with_usage(session.ended_usage)
         execution = _Execution(
@@ -127,27 +101,21 @@ async def run_evaluation(
             backend=backend,
             session=session,
             plan=plan,
-            comparisons=comparisons,
+            comparisons=planned.comparisons,
             results=results,
-            graders=graders,
-            answers=answers,
+            graders=planned.graders,
+            answers=planned.answers,
             progress=listener.progress,
             progress_state=ProgressState(
                 record.configuration.columns,
                 cases=run.dataset.cases,
-                repeats=evaluation.spec.repeats,
+                repeats=run.evaluation.spec.repeats,
                 resume_state=results.resume_state,
                 pending=plan.pending,
                 calls_left=plan.calls_left.copy(),
             ),
         )
         return await execution.execute(record)
-
-
-def _open_record(run: RunSettings) -> RunFile:
-    options, sha256 = run.options, run.dataset.sha256
-    is_narrowed = bool(options.targets)
-    return open_run(options.folder, run.evaluation, run.targets, sha256, is_narrowed=is_narrowed, cards=run.cards)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
