@@ -198,9 +198,8 @@ def run(
         is_fresh=fresh, keeps_content=not no_content, waits=not no_wait,
         command=shlex.join(["quintain", *sys.argv[1:]]),
     )  # fmt: skip
-    if plan:
-        raise typer.Exit(show_plan(options, as_json=as_json))
-    raise typer.Exit(run_and_report(options, OutputFiles(junit=junit, markdown=markdown, csv=csv), as_json=as_json))
+    files = OutputFiles(junit=junit, markdown=markdown, csv=csv)
+    raise typer.Exit(show_plan(options, as_json=as_json) if plan else run_and_report(options, files, as_json=as_json))
 
 
 def rescore(

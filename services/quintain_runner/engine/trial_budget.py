@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from quintain.errors import BudgetExhausted, BusError, ConfigError, Fault
+from quintain_runner.graders.answers import NumberedRequest
 from quintain_runner.graders.base import GradingContext, PlannedCalls, ReservedSession, call_with_retry
 from quintain_runner.plan.trials import Trial
 from quintain_runner.results.counts import count_most_calls
@@ -101,7 +102,7 @@ class TrialBudget:
         """Reserve all calls or none. A part is given back where the rest is refused."""
         reservation, session = _Reservation(), self.context.session
         own_ids = [calls.request_id for _, calls in planned if calls.request_id is not None]
-        request_ids = own_ids if trial.kept is not None else [*trial.request_ids, *own_ids]
+        request_ids = own_ids if self._has_answer(trial) else [*trial.request_ids, *own_ids]
         try:
             if request_ids and await self._reserve_ids(request_ids):
                 reservation.request_ids = request_ids
@@ -113,6 +114,12 @@ class TrialBudget:
             await self._release(reservation)
             raise
         return reservation
+
+    def _has_answer(self, trial: Trial) -> bool:
+        """Whether the target is not asked: the row has its answer, or a store."""
+        if trial.kept is not None or trial.case.is_conversation or not self.context.answers.has_some:
+            return trial.kept is not None
+        return self.context.answers.find(NumberedRequest(trial.request, trial.number, trial.times_asked)) is not None
 
     async def _reserve_ids(self, request_ids: Sequence[str]) -> bool:
         """Reserve calls by their ids. Returns False over HTTP, where that is not possible."""
