@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from quintain.errors import BudgetExhausted, BusError, ConfigError, Fault
-from quintain_runner.graders.answers import NumberedRequest
 from quintain_runner.graders.base import GradingContext, PlannedCalls, ReservedSession, call_with_retry
+from quintain_runner.plan.address import NumberedRequest
 from quintain_runner.plan.trials import Trial
 from quintain_runner.results.counts import count_most_calls
 from quintain_runner.results.row import Row
