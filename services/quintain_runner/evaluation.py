@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import html
 import importlib
 import inspect
 import json
@@ -40,11 +41,15 @@ from quintain_runner.engine.run import RunListener, run_evaluation
 from quintain_runner.engine.run_settings import RunOptions, RunSettings, inspect_evaluation
 from quintain_runner.engine.session import RunSessions, local_ledger_url, write_calls
 from quintain_runner.files import atomic_write, exclusive_lock
+from quintain_runner.report.headline import headline
 from quintain_runner.report.report_files import flat_rows
 from quintain_runner.report.run_file import require_same_evaluation
 from quintain_runner.report.run_report import RunReport, read_report
+from quintain_runner.report.tables import run_tables
+from quintain_runner.report.text_table import html_table
 from quintain_runner.results.row import Row
 from quintain_runner.statistics.analysis import format_score
+from quintain_runner.untrusted import plain_line
 
 Returned = TypeVar("Returned")
 
@@ -98,6 +103,11 @@ class EvaluationResult:
             for name, counts in columns.items()
         ]
         return "\n".join([f"{self.folder}: {len(self.rows)} rows, exit code {self.exit_code}", *lines])
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the result in a sentence, and the table of the targets."""
+        result = html.escape(plain_line(headline(self.report.summary, self.report.analysis, self.report.bill).result))
+        return f"<p>{result}</p>{html_table(run_tables(self.report)[0].without_empty_columns())}"
 
     def to_pandas(self) -> Any:
         """Return the rows as a ``pandas.DataFrame`` with the columns of ``quintain report --csv``.

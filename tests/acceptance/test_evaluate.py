@@ -47,6 +47,8 @@ def test_cases_are_evaluated_and_only_what_is_new_is_asked(folder: Path, monkeyp
     assert [line.split() for line in repr(again).splitlines()[1:]] == [
         ["echo", "2/3", "passed,", "0", "errors,", "mean", "score", "0.667"]
     ]
+    page = again._repr_html_()
+    assert ("<td>echo</td><td>2/3</td>" in page, "<p>echo passes 2 of 3 answers" in page) == (True, True)
     monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=lambda rows, columns: (columns, rows)))  # type: ignore[arg-type]
     columns, rows = again.to_pandas()
     first = dict(zip(columns, rows[0], strict=True))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import csv
 import io
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -22,13 +23,13 @@ from quintain_runner.report.summary import (
 from quintain_runner.report.tables import run_tables
 from quintain_runner.report.text_table import TextTable, bill_table
 from quintain_runner.results.counts import UNCOMPARED_TEXT, has_cut_answer
-from quintain_runner.results.row import Check, GraderRow, Row, RowStatus
+from quintain_runner.results.row import Check, GraderRow, Row, RowCase, RowStatus
 from quintain_runner.untrusted import csv_cell, markdown_code_span, xml_text
 
 _LEADING_COLUMNS = ("repeat", "status", "score", "pass")
 _TRAILING_COLUMNS = (
     "calls", "input_tokens", "output_tokens", "duration_ms", "turns", "lost_turns", "cut", "error_code", "error",
-    "output",
+    "output", "question", "expected",
 )  # fmt: skip
 
 Cell = str | int | float | None
@@ -57,14 +58,20 @@ def flat_rows(report: RunReport, shown: Iterable[Row]) -> tuple[list[str], Itera
     columns = ["case_id", "target", *(["prompt"] if has_prompts else []), *_LEADING_COLUMNS]
     judges = {name: list(jury.judges) for name, jury in report.analysis.juries.items()}
     for name in graders:
-        columns += [f"{name} {what}" for what in ("score", "pass", *(["tied"] if name in judges else []))]
+        columns += [f"{name} {what}" for what in ("score", "pass", "reason", *(["tied"] if name in judges else []))]
         columns += [f"{name} {judge} {what}" for judge in judges.get(name, ()) for what in ("score", "pass")]
-    columns += _TRAILING_COLUMNS
+    tags = list(report.analysis.by)
+    # A field of a case may have the name of a column.
+    columns += [*_TRAILING_COLUMNS, *(f"case {tag}" if tag in {*columns, *_TRAILING_COLUMNS} else tag for tag in tags)]
 
     def cells() -> Iterator[list[Cell]]:
         for row in shown:
             names: list[Cell] = [row.case_id, row.target, *([row.prompt] if has_prompts else [])]
-            yield [*names, *_cells(row, graders, judges)]
+            yield [
+                *names,
+                *_cells(row, graders, judges),
+                *((", ".join((row.tags or {}).get(tag, ())) or None) for tag in tags),
+            ]
 
     return columns, cells()
 
@@ -78,8 +85,9 @@ def _cells(row: Row, graders: Sequence[str], judges: Mapping[str, Sequence[str]]
     verdicts = row.verdicts
     for name in graders:
         cells += _verdict_cells(verdicts.get(name))
+        grader = row.graders.get(name)
+        cells.append(None if grader is None else grader.reason)
         if name in judges:
-            grader = row.graders.get(name)
             cells.append(None if grader is None or grader.score is None else int(grader.tied))
             votes = {} if grader is None else grader.votes
             cells += (cell for judge in judges[name] for cell in _verdict_cells(votes.get(judge)))
@@ -87,7 +95,15 @@ def _cells(row: Row, graders: Sequence[str], judges: Mapping[str, Sequence[str]]
     cells += [row.calls, usage.input, usage.output, row.duration_ms]
     cells += [None, None] if held is None else [len(held.turns), held.lost_turns]
     cells.append(int(has_cut_answer(row)) if row.has_answer else None)
-    return [*cells, *((None, None) if error is None else (error.code, error.error)), row.output]
+    cells += (None, None) if error is None else (error.code, error.error)
+    case = row.case or RowCase()
+    asked = case.question or "\n".join(str(message.content) for message in case.messages or ()) or None
+    return [*cells, row.output, asked, _content_cell(case.expected)]
+
+
+def _content_cell(value: object) -> Cell:
+    """A value of a case as a cell: a text as it is, any other as JSON."""
+    return value if isinstance(value, str | None) else json.dumps(value, ensure_ascii=False)
 
 
 def _verdict_cells(verdict: GraderRow | Check | None) -> list[Cell]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -95,3 +96,15 @@ def bill_table(bill: Bill) -> TextTable:
         total=(*bill_cells("all", "", bill.total)[:-1], bill.text),
         notes=[tries_text(bill.total)],
     )
+
+
+def html_table(table: TextTable) -> str:
+    """A table as HTML, with its notes below it. Names are data: they are escaped, and control characters are gone."""
+
+    def row(cells: tuple[str, ...], tag: str) -> str:
+        texts = (html.escape(plain_line(cell)) for cell in cells)
+        return f"<tr>{''.join(f'<{tag}>{text}</{tag}>' for text in texts)}</tr>"
+
+    rows = [*table.rows, *([] if table.total is None else [table.total])]
+    notes = "".join(f"<p>{html.escape(plain_line(note))}</p>" for note in table.notes)
+    return f"<table>{row(table.columns, 'th')}{''.join(row(cells, 'td') for cells in rows)}</table>{notes}"

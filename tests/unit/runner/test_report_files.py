@@ -15,9 +15,9 @@ from quintain.errors import ConfigError
 from quintain_runner.report.report_files import MAX_SHOWN_CASES, render_markdown, write_csv, write_junit, write_markdown
 from quintain_runner.report.run_report import RunReport, read_report
 from quintain_runner.report.tables import run_tables
-from quintain_runner.report.text_table import TextTable, rich_tables
+from quintain_runner.report.text_table import TextTable, html_table, rich_tables
 from quintain_runner.results.bill import Bill
-from quintain_runner.results.row import Check, GraderRow, JudgeUsed, RowStatus
+from quintain_runner.results.row import Check, GraderRow, JudgeUsed, RowCase, RowStatus
 from support.results_folder import errored_row, graded_row, write_results
 
 #: What Ant, Jenkins and GitLab need of each element of JUnit XML. None of them publishes a schema that all hold to.
@@ -110,6 +110,8 @@ def test_what_models_wrote_spoils_no_file(tmp_path: Path) -> None:
         text = (tmp_path / name).read_text(encoding="utf-8-sig")
         assert not any(char in text for char in "\x1b\x00\x0b\x9b"), name
         assert "<b>" in text or "&lt;b&gt;" in text
+    page = html_table(TextTable(HOSTILE, (HOSTILE,), [(HOSTILE,)], notes=[HOSTILE]))
+    assert ("<b>" in page, "\x1b" in page, page.count("&lt;b&gt;")) == (False, False, 3)
 
 
 def test_each_criterion_of_a_rubric_has_columns_of_its_own(tmp_path: Path) -> None:
@@ -126,9 +128,9 @@ def test_each_criterion_of_a_rubric_has_columns_of_its_own(tmp_path: Path) -> No
         first, _, last = csv.DictReader(file)
     columns = {name: value for name, value in first.items() if name.startswith("quality")}
     assert columns == {
-        "quality score": "0.625", "quality pass": "1",
-        "quality · right score": "0.75", "quality · right pass": "1",
-        "quality · short score": "0.25", "quality · short pass": "0",
+        "quality score": "0.625", "quality pass": "1", "quality reason": "said",
+        "quality · right score": "0.75", "quality · right pass": "1", "quality · right reason": "",
+        "quality · short score": "0.25", "quality · short pass": "0", "quality · short reason": "",
     }  # fmt: skip
     assert last["quality · right score"] == ""
     (by_grader,) = [table for table in run_tables(report) if table.title == "By grader"]
@@ -148,14 +150,21 @@ def test_the_report_says_which_judge_is_the_target_itself(tmp_path: Path) -> Non
     assert write_results(tmp_path / "two", [graded_row("1", 1.0)]).analysis.judges == {}
 
 
-def test_csv_has_a_line_per_row_and_two_columns_per_grader(tmp_path: Path) -> None:
-    rows = [graded_row("1", 0.5, output="=cmd()"), errored_row("2")]
-    write_csv(tmp_path / "rows.csv", write_results(tmp_path / "run", rows))
+def test_csv_has_a_line_per_row_and_three_columns_per_grader(tmp_path: Path) -> None:
+    asked = RowCase(question="What?", expected=["a", "b"])
+    rows = [
+        graded_row("1", 0.5, output="=cmd()").with_fields(case=asked, tags={"topic": ["law", "tax"], "output": ["x"]}),
+        errored_row("2"),
+    ]
+    write_csv(tmp_path / "rows.csv", write_results(tmp_path / "run", rows, ended=False))
     with (tmp_path / "rows.csv").open(encoding="utf-8-sig", newline="") as file:
         first, second = csv.DictReader(file)
     told = [first[name] for name in ("case_id", "score", "pass", "same score", "same pass")]
     assert told == ["1", "0.5", "1", "0.5", "1"]
     assert (first["input_tokens"], first["duration_ms"], first["output"]) == ("10", "1500.0", "'=cmd()")
+    assert [first[name] for name in ("question", "expected", "topic", "case output")] == [
+        "What?", '["a", "b"]', "law, tax", "x",
+    ]  # fmt: skip
     told = [second[name] for name in ("status", "score", "error_code", "output")]
     assert told == ["error", "", "provider_error", ""]
 
