@@ -6,17 +6,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from quintain_runner.statistics.analysis import Analysis, TargetPair, format_p
+from quintain_runner.statistics.analysis import (
+    MISSING,
+    Analysis,
+    format_score_difference,
+    format_share,
+    format_share_interval,
+)
 from quintain_runner.statistics.inference import Interval
 from quintain_view.index_schema import SCORE_BINS, ColumnCounts
 
-WIDTH, BAR_AREA_HEIGHT, LINE_HEIGHT = 240.0, 64.0, 26.0
+WIDTH, BAR_AREA_HEIGHT = 240.0, 64.0
 
 #: The room above the bars for their counts.
 _COUNT_HEIGHT = 10.0
 
-#: The most pairs that a plot shows; the table has the same limit.
-MAX_SHOWN_PAIRS = 10
+#: The most columns or pairs that a plot of points shows; the table of pairs has the same limit.
+MAX_SHOWN_POINTS = 10
 
 MAX_HISTOGRAMS = 6
 
@@ -85,52 +91,52 @@ def trend_points(runs: Sequence[tuple[str, float, Interval | None]]) -> list[Tre
     return points
 
 
-@dataclass(frozen=True, slots=True)
-class DifferenceLine:
-    """The difference of the mean scores of two columns on the same cases, with its interval; places from 0 to 1."""
+class PlotPoint(NamedTuple):
+    """A value with the ends of its interval, as places of the plot's axis; ``summary`` has them as numbers."""
 
+    label: str
     value: float
     low: float
     high: float
-    y: float
-    is_significant: bool
     summary: str
+    is_significant: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class DifferencePlot:
-    """Differences of pairs of columns, one line each; ``zero`` is the place of no difference."""
+class PointPlot:
+    """Values with their intervals, a line each; ``ticks`` are the numbers at the axis' begin, middle and end."""
 
-    lines: list[DifferenceLine]
-    height: float
-    bound: float
+    title: str
+    points: list[PlotPoint]
+    ticks: tuple[str, str, str]
 
 
-def difference_plot(analysis: Analysis) -> DifferencePlot | None:
+def pass_plot(analysis: Analysis) -> PointPlot | None:
+    """The pass rates of the first columns; None where nothing is graded."""
+    points = []
+    for name, statistics in list(analysis.targets.items())[:MAX_SHOWN_POINTS]:
+        if (measured := statistics.row) is not None:
+            value, low, high = (WIDTH * end for end in _ends(measured.passed.value, measured.passed.interval))
+            interval = format_share_interval(measured)
+            summary = f"{format_share(measured.passed)}{'' if interval == MISSING else f' ({interval})'}"
+            points.append(PlotPoint(name, value, low, high, summary))
+    return PointPlot("Passed, with 95 % intervals", points, ("0", "50", "100 %")) if points else None
+
+
+def difference_plot(analysis: Analysis) -> PointPlot | None:
     """The paired differences of the mean scores; None if there are none."""
-    pairs = analysis.pairs[:MAX_SHOWN_PAIRS]
+    pairs = analysis.pairs[:MAX_SHOWN_POINTS]
     if not pairs:
         return None
-    ends = [abs(end) for pair in pairs for end in _ends(pair.score.estimate.value, pair.score.estimate.interval)]
-    bound = max(0.05, *ends)
-    lines = [_difference_line(pair, bound, number) for number, pair in enumerate(pairs)]
-    return DifferencePlot(lines, len(lines) * LINE_HEIGHT, bound)
-
-
-def _difference_line(pair: TargetPair, bound: float, number: int) -> DifferenceLine:
-    interval = pair.score.estimate.interval
-    value, low, high = _ends(pair.score.estimate.value, interval)
-    label = f"{pair.first} - {pair.second}"
-    shown_interval = "no interval" if interval is None else f"95 % from {interval.low:+.2f} to {interval.high:+.2f}"
-    word = "significant" if pair.score.significant else "not significant"
-    return DifferenceLine(
-        value=_place(value, bound),
-        low=_place(low, bound),
-        high=_place(high, bound),
-        y=(number + 0.5) * LINE_HEIGHT,
-        is_significant=pair.score.significant,
-        summary=f"{label}: {value:+.3f}, {shown_interval}, p {format_p(pair.score.adjusted_p)}, {word}",
-    )
+    ends = [_ends(pair.score.estimate.value, pair.score.estimate.interval) for pair in pairs]
+    bound = max(0.05, *(abs(end) for places in ends for end in places))
+    points = []
+    for pair, places in zip(pairs, ends, strict=True):
+        shown, interval, _, p = format_score_difference(pair.score)
+        value, low, high = (_place(end, bound) for end in places)
+        summary, name = f"{shown} ({interval}), p {p}", f"{pair.first} - {pair.second}"
+        points.append(PlotPoint(name, value, low, high, summary, pair.score.significant))
+    return PointPlot("Differences of mean scores, on the same cases", points, (f"{-bound:+.2f}", "0", f"{bound:+.2f}"))
 
 
 def _ends(value: float, interval: Interval | None) -> tuple[float, float, float]:

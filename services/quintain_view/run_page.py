@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 from quintain.fleet.tables import duration
+from quintain_runner.report.headline import Headline, headline
 from quintain_runner.report.notes import account_lines
 from quintain_runner.report.run_file import RunFile
 from quintain_runner.report.run_report import RunReport
@@ -20,7 +22,7 @@ from quintain_view.filters import IN_ORDER, Shown, SortOrder, TrialFilter, Trial
 from quintain_view.index_reader import MAX_COUNTED_CASES, CaseEntry, TrialEntry
 from quintain_view.index_schema import MAX_BITS, ColumnCounts, Outcome, reduced_outcome
 from quintain_view.index_writer import IndexProgress
-from quintain_view.plots import DifferencePlot, Histogram, difference_plot, histograms
+from quintain_view.plots import Histogram, PointPlot, difference_plot, histograms, pass_plot
 from quintain_view.run_list import status_of
 from quintain_view.text import one_line
 
@@ -48,6 +50,9 @@ VALUE_WORDS = {
 
 _SCORE = Shown(SortOrder.SCORE)
 
+#: An answer is disputed whose graders' scores are so far apart.
+DISPUTED = 0.5
+
 
 @dataclass(frozen=True, slots=True)
 class MatrixCell:
@@ -56,6 +61,7 @@ class MatrixCell:
     outcome: str
     passed: int
     trials: int
+    is_disputed: bool
     values: list[tuple[str, str]]
 
     @property
@@ -101,14 +107,17 @@ class RunPage:
     many cases that finds, where the filter itself finds none."""
 
     title: str
+    started: str
     folder: str
     status: str
     is_ended: bool
+    headline: Headline | None
     tables: list[TextTable]
     notes: list[str]
     wrong: list[tuple[str, TrialFilter | None]]
     histograms: list[Histogram]
-    differences: DifferencePlot | None
+    passed: PointPlot | None
+    differences: PointPlot | None
     matrix: Matrix
     trial_filter: TrialFilter
     widenings: list[tuple[str, TrialFilter, str]]
@@ -143,6 +152,7 @@ class MatrixView:
             outcome=OUTCOME_WORDS[reduced_outcome(counts, self.reducer)],
             passed=counts[Outcome.PASSED],
             trials=len(trials),
+            is_disputed=any(trial.disagreement >= DISPUTED for trial in trials),
             values=[(name, value) for name, value in values if value],
         )
 
@@ -257,14 +267,17 @@ def run_page(
     named += [(f"{SortOrder.TAG}:{name}", name) for name in contents.tag_fields]
     is_empty = not page_matrix.rows and count_cases is not None
     return RunPage(
-        title=run.name,
+        title=_title(run),
+        started=run.started_at[:16].replace("T", " "),
         folder=str(report.folder),
         status=status_of(run),
         is_ended=run.ended_at is not None,
+        headline=headline(report.summary, report.analysis, run.bill) if run.ended_at is not None else None,
         tables=[*run_tables(report), *([bill_table(run.bill)] if run.bill else [])] if run.ended_at is not None else [],
         notes=[plain_line(line, max_length=1_000) for line in account_lines(run.totals, run.targets, run.bill)],
         wrong=list(_wrong(run, counts, is_whole=progress.is_complete)),
         histograms=histograms(counts),
+        passed=pass_plot(report.analysis),
         differences=difference_plot(report.analysis),
         matrix=page_matrix,
         trial_filter=trial_filter,
@@ -291,6 +304,16 @@ def run_page(
     )
 
 
+#: Names of evaluation files that say nothing: the folder's name says more.
+_BARE_NAMES = {"eval", "evaluation"}
+
+
+def _title(run: RunFile) -> str:
+    """The name of the evaluation: that of its file, or of the file's folder."""
+    folder = Path(run.configuration.evaluation).parent.name
+    return folder if folder and run.name in _BARE_NAMES else run.name
+
+
 #: What went wrong with trials, by the word of `ColumnCounts`.
 _WRONG: Final = {
     TrialState.ERROR: "errors",
@@ -305,7 +328,8 @@ def _wrong(
     """What went wrong, each with the list that shows it, if there is one."""
     for state, words in _WRONG.items():
         if count := sum(getattr(column, words) for column in counts.values()):
-            yield f"{count:,} {words.replace('_', ' ')}", TrialFilter(states=(state,))
+            text = "1 error" if (count, words) == (1, "errors") else f"{count:,} {words.replace('_', ' ')}"
+            yield text, TrialFilter(states=(state,))
     found = sum(one.passed + one.failed + one.errors + one.in_doubt + one.uncompared for one in counts.values())
     counted = run.totals.trials - run.totals.waiting
     if run.ended_at is not None and is_whole and found < counted:

@@ -113,8 +113,8 @@ def search(words: str) -> list[Action]:
 QUESTIONS: dict[str, tuple[list[Action], str]] = {
     "fails for A and passes for B": ([choose("alpha", "failed"), choose("beta", "passed")], "30 cases"),
     "graders disagree": ([choose("order", "graders disagree most first")], "disagreement 1.00"),
-    "the judge's words": ([follow("case-01")], "The words of the judge on 1"),
-    "what the judge was sent": ([follow("case-01"), unfold("Prompt and reply of judge")], "Is it a good plan?"),
+    "the judge's words": ([follow("What of 1?")], "The words of the judge on 1"),
+    "what the judge was sent": ([follow("What of 1?"), unfold("Prompt and reply of judge")], "Is it a good plan?"),
     "cost": ([choose("order", "dearest first")], "cost $0.0002"),
     "slowest, with durations": ([choose("order", "slowest first")], "duration 1.1 min"),
     "against yesterday, with a p": ([follow("Against the run before")], "< 0.001"),
@@ -139,7 +139,7 @@ def test_a_question_is_answered_in_two_actions(visitor: ViewPage, question: str)
 
 def test_one_case_is_a_file_in_two_actions(visitor: ViewPage, tmp_path: Path) -> None:
     page = visitor.go("/run/today")
-    page.get_by_role("link", name="case-07").click()
+    page.get_by_role("link", name="What of 7?").click()
     with page.expect_download() as download:
         page.get_by_role("link", name="This case as a file").click()
     download.value.save_as(tmp_path / "case.html")
