@@ -149,6 +149,23 @@ def test_a_recording_gives_the_same_scores_and_tables_and_asks_nobody(shell: Com
     assert len(server.requests) == asked
 
 
+def test_trials_that_the_budget_left_out_are_left_out_again(shell: CommandLine, server: ModelServer) -> None:
+    write_files(
+        shell.folder,
+        cases=5,
+        quintain_yaml=CONFIG.format(url=server.url),
+        eval_yaml=EVALUATION,
+        prompt_md="Is it so?",
+    )
+    first = shell.run("run", "eval.yaml", "--output", "one", "--max-calls", "5", code=4, env={"KEY": "k"})
+    asked = len(server.requests)
+    again = shell.run("run", "eval.yaml", "--output", "two", "--replay", "one", code=4)
+    assert len(server.requests) == asked
+    assert tables(again.stdout)[:-1] == tables(first.stdout)[:-1], "but the line that names the folder"
+    assert scores(shell, "two") == scores(shell, "one")
+    assert {row["status"] for row in rows_of(shell.folder / "two")} == {"graded"}
+
+
 def test_a_run_that_was_killed_is_recorded_whole_once_it_has_ended(shell: CommandLine, server: ModelServer) -> None:
     write_files(
         shell.folder,

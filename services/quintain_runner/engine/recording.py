@@ -19,7 +19,7 @@ from quintain.contracts.session import Info, UsageLine
 from quintain.errors import BadRequest, ConfigError, Fault
 from quintain_runner.plan.address import Answers, NumberedRequest, NumberedVerdict, address_of
 from quintain_runner.results.answer_store import ANSWERS_FILE_NAME, AnswerStore, StoredAnswer
-from quintain_runner.results.row import Row
+from quintain_runner.results.row import Row, RowKey
 from quintain_runner.untrusted import plain_line
 
 #: The name under which a store has what is known of its run.
@@ -43,7 +43,8 @@ class RecordedRun(Message):
 
     ``info`` is its last session with all calls and their usage. ``untold`` are the targets that are not told of cases.
     ``settings`` are the configured ones of targets. ``graders`` are the fingerprints of programs and functions that
-    grade, by target and name; ``sessionless`` of them make no calls.
+    grade, by target and name; ``sessionless`` of them make no calls. ``left_out`` are the trials that got no row,
+    because the budget was spent.
     """
 
     info: Info
@@ -51,6 +52,7 @@ class RecordedRun(Message):
     settings: dict[str, JsonObject] = Field(default_factory=dict)
     graders: dict[str, dict[str, str | None]] = Field(default_factory=dict)
     sessionless: list[str] = Field(default_factory=list)
+    left_out: list[RowKey] = Field(default_factory=list)
 
 
 class NotRecorded(Fault):

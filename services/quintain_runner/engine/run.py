@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -41,6 +41,7 @@ from quintain_runner.report.progress_display import TICK_SECONDS, NoProgressDisp
 from quintain_runner.report.run_file import RunFile, write_run
 from quintain_runner.report.run_report import RunReport
 from quintain_runner.report.summary import RunSummary, summarize
+from quintain_runner.results.row import RowKey
 from quintain_runner.results.store import ResultFile
 from quintain_runner.statistics.analysis import Analysis, analyse_run
 
@@ -157,7 +158,7 @@ class _Execution:
                 is_budget_spent = await scheduler.run(self.plan, self.comparisons)
                 await asyncio.to_thread(self.answers.finish)
                 update_budget(self.progress_state, await self.session.client.get_info(), self.session, has_ended=True)
-        record = await self._with_findings(record)
+        record = await self._with_findings(record, scheduler.left_out)
         summary = self._summary(error_limit, spent=is_budget_spent)
         refused = None if cost_gate.refused is None else to_dollars(cost_gate.refused)
         row_costs = {name: to_dollars(cost) for name, cost in cost_gate.row_costs.items()}
@@ -274,7 +275,7 @@ class _Execution:
             return recording.run.settings
         return settings_of(None if run.is_on_fleet else run.config, run.env)
 
-    async def _with_findings(self, record: RunFile) -> RunFile:
+    async def _with_findings(self, record: RunFile, left_out: Sequence[RowKey]) -> RunFile:
         """The record with the statistics of the stored rows, the usage of this command's session, and the bill."""
 
         def analyse_rows() -> Analysis:
@@ -294,6 +295,7 @@ class _Execution:
                 settings=dict(self._target_settings),
                 graders=record.fingerprints.graders,
                 sessionless=sorted(self.run.evaluation.graders_without_session),
+                left_out=list(left_out),
             )
             await asyncio.to_thread(self.answers.write_run, recorded)
         bill = None

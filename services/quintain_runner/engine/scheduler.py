@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from itertools import islice
 
@@ -23,7 +23,7 @@ from quintain_runner.plan.trials import PlannedQuestion, Trial, pending_trials, 
 from quintain_runner.report.progress import ProgressState
 from quintain_runner.report.summary import ParkedTarget
 from quintain_runner.results.counts import ANSWERED
-from quintain_runner.results.row import TARGET_CHANGED, Row, column_name, split_column
+from quintain_runner.results.row import TARGET_CHANGED, Row, RowKey, column_name, split_column
 from quintain_runner.results.store import ResultFile
 
 #: A target is parked if at least this many of its trials have finished, and at least one in five of them is an error.
@@ -193,6 +193,8 @@ class TrialScheduler:
         self._spent_targets = set[str]()
         #: The tasks of the trials that wait for answers, by target.
         self._calling: defaultdict[str, set[asyncio.Task[None]]] = defaultdict(set)
+        #: The trials that got no row, because the budget was spent.
+        self.left_out: list[RowKey] = []
         #: Rows that are not on the disk yet: a trial has its slot no longer then, unless they are too many.
         self._unwritten = asyncio.Semaphore(_MAX_UNWRITTEN_ROWS)
 
@@ -203,8 +205,11 @@ class TrialScheduler:
         Raises the first error that is not a `Fault`; the other trials are cancelled then.
         """
 
+        recording = self._settings.options.recording
+        not_recorded = frozenset() if recording is None else frozenset(recording.run.left_out)
+
         def pending(cases: Iterable[Case], target: str) -> Iterator[Trial]:
-            return pending_trials(
+            trials = pending_trials(
                 self._questions(plan, (case for case in cases if plan.is_pending(case.id, target))),
                 target,
                 find_row=self._results.find,
@@ -212,10 +217,11 @@ class TrialScheduler:
                 fingerprints=self._context.fingerprints,
                 has_left=plan.has_left,
             )
+            return (trial for trial in trials if trial.key not in not_recorded)
 
         open_targets = {split_column(column)[0] for column, count in plan.pending.items() if count}
         await self._run_targets(plan, [name for name in self._settings.targets if name in open_targets], pending)
-        if comparisons.graders and not self._spent_targets:
+        if comparisons.graders and not (self._spent_targets or not_recorded):
             with closing(await asyncio.to_thread(self._results.reader)) as rows:
                 selection = self._settings.selection.cases
 
@@ -224,7 +230,7 @@ class TrialScheduler:
                     return comparisons.trials(self._questions(plan, selected), target, rows.find)
 
                 await self._run_targets(plan, self._settings.targets, compared)
-        return bool(self._spent_targets)
+        return bool(self._spent_targets or not_recorded)
 
     def _questions(self, plan: RerunPlan, cases: Iterable[Case]) -> Iterator[PlannedQuestion]:
         evaluation = self._settings.evaluation
@@ -258,18 +264,27 @@ class TrialScheduler:
             pending = trials_of(cases, target)
             async with asyncio.TaskGroup() as task_group:
                 while prefetched := await _prefetch(pending):
-                    for trial in prefetched:
+                    for number, trial in enumerate(prefetched):
                         await slots.acquire()
                         await gate.enter()
                         cost = self._cost_gate.most_cost(trial)
                         if not await self._cost_gate.enter(cost):
                             self._spent_targets.add(target)
-                            return
-                        if target in self._spent_targets or not self._error_limit.may_begin(target):
+                        elif target in self._spent_targets or not self._error_limit.may_begin(target):
                             self._cost_gate.leave(cost)
-                            return
-                        hold = self._cost_gate.hold(cost)
-                        task_group.create_task(self._run_trial(trial, slots, gate, plan.policy, hold))
+                        else:
+                            hold = self._cost_gate.hold(cost)
+                            task_group.create_task(self._run_trial(trial, slots, gate, plan.policy, hold))
+                            continue
+                        if target in self._spent_targets:
+                            await self._leave_out(prefetched[number:], pending)
+                        return
+
+    async def _leave_out(self, trials: Sequence[Trial], pending: Iterator[Trial]) -> None:
+        """Note that these trials, and those that follow, get no row."""
+        while trials:
+            self.left_out += (trial.key for trial in trials if not trial.opponents)
+            trials = await _prefetch(pending)
 
     async def _run_trial(
         self, trial: Trial, slots: asyncio.Semaphore, gate: StartGate, policy: RerunPolicy, hold: CostHold
@@ -292,6 +307,7 @@ class TrialScheduler:
             hold.leave()
             slots.release()
         if row is None:
+            await self._leave_out([trial], iter(()))
             return
         try:
             await self._results.append(row, supersedes=trial.superseded is not None)
