@@ -14,13 +14,16 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from quintain.bus.failure_log import FailureLog
+from quintain.contracts.credentials import public_id
 from quintain.contracts.invoke import FaultReply
 from quintain.contracts.ledger import Admission, Admit, AdmitBatch, AttemptOutcome, Settle
 from quintain.contracts.quota import TryOutcome, TryReport
 from quintain.errors import BudgetUnavailable, BusError, Expired, Fault, Overloaded, Throttled
+from quintain.observe import logs
+from quintain.observe.semconv import ledger_admit_span
+from quintain.observe.spans import record_finished_span, valid_traceparent
 from quintain.rpc.server import log_defect
 from quintain.timings import DEFAULT_TIMINGS, Timings
-from quintain_metadata.admit_answers import decision_of, note_decision, refusal_of, with_deadline
 from quintain_metadata.ledger.call_rows import CallKey
 from quintain_metadata.ledger.calls import CallOperations, Settled
 from quintain_metadata.ledger.decisions import AdmitOperation, DeferReason, Deferred
@@ -112,7 +115,7 @@ class AdmissionQueue:
             try:
                 credential = admit.credential()
             except Fault as unauthorized:  # its format is wrong
-                answers.append(refusal_of(admit, unauthorized))
+                answers.append(_refusal_of(admit, unauthorized))
                 continue
             key = credential.id, admit.request_id
             self._askers[admit.attempt_id] = _Asker(admit, batch.incarnation, send_answer, now)
@@ -121,8 +124,10 @@ class AdmissionQueue:
         for operation, decision in zip(operations, await self._decide(operations), strict=True):
             attempt_id = operation.request.attempt_id
             if isinstance(decision, Deferred):
-                if (asker := self._askers.get(attempt_id)) is not None:
-                    asker.admit = with_deadline(operation.request, decision)
+                # One that names no deadline gets the one of its first decision.
+                asker = self._askers.get(attempt_id)
+                if asker is not None and operation.request.deadline is None:
+                    asker.admit = operation.request.model_copy(update={"deadline": decision.deadline})
                 waiting_ids.append(attempt_id)
                 continue
             self._askers.pop(attempt_id, None)
@@ -231,10 +236,10 @@ class AdmissionQueue:
         seconds = time.perf_counter() - started_at
         for operation, outcome in zip(operations, outcomes, strict=True):
             admit = operation.request
-            decision = decision_of(admit, outcome) if isinstance(outcome, Exception) else outcome
+            decision = _decision_of(admit, outcome) if isinstance(outcome, Exception) else outcome
             decision = self._note(operation, decision)
             decisions.append(decision)
-            note_decision(admit, decision, seconds=seconds)
+            _note_decision(admit, decision, seconds=seconds)
             if isinstance(decision, Admission):
                 self._metrics.count_admission(admit.target, decision)
         return decisions
@@ -307,7 +312,48 @@ class AdmissionQueue:
             self._not_sent.worked()
 
 
+def _decision_of(admit: Admit, error: Exception) -> Admission | None:
+    """Return the answer to an admit that was not decided otherwise; None where its worker is to repeat it."""
+    if isinstance(error, BudgetUnavailable):
+        return None
+    if isinstance(error, Fault):
+        return _refusal_of(admit, error)
+    # A defect in one admit must not affect the others of its batch.
+    with logs.log_context(
+        request_id=admit.request_id, session_id=admit.session_id or public_id(admit.token), target=admit.target
+    ):
+        return _refusal_of(admit, log_defect(error, f"admitting call {admit.request_id!r}"))
+
+
+def _refusal_of(admit: Admit, fault: Fault) -> Admission:
+    """Return the answer that refuses an admit."""
+    return Admission(attempt_id=admit.attempt_id, fault=FaultReply.from_fault(fault))
+
+
+def _note_decision(admit: Admit, decision: Admission | Deferred | None, *, seconds: float) -> None:
+    """Log a decision at debug, and record a final one as a span of the call's trace, if the call has one."""
+    if log.isEnabledFor(logging.DEBUG):
+        said = f"held, {decision.reason.name.lower()}" if isinstance(decision, Deferred) else _outcome_of(decision)
+        session_id = admit.session_id or public_id(admit.token)
+        with logs.log_context(request_id=admit.request_id, session_id=session_id, target=admit.target):
+            log.debug("The admit of attempt %s: %s", admit.attempt_id, said)
+    if not isinstance(decision, Admission) or (traceparent := valid_traceparent(admit.traceparent)) is None:
+        return
+    record_finished_span(
+        ledger_admit_span(admit.request_id, _outcome_of(decision)),
+        duration_seconds=seconds,
+        parent=traceparent,
+        error_type=None if decision.fault is None else decision.fault.code,
+    )
+
+
+def _outcome_of(decision: Admission | None) -> str:
+    if decision is None or not (decision.fault or decision.is_replay or decision.is_grant):
+        return "asked_again"
+    return decision.fault.code if decision.fault is not None else "replayed" if decision.is_replay else "granted"
+
+
 def _overloaded(admit: Admit) -> Admission:
     # The call itself runs: it is not decided yet whether it stays charged.
     message = f"{MAX_HELD_DUPLICATES} duplicates of this call are waiting already"
-    return refusal_of(admit, Overloaded(message, retry_after_ms=1000, charge_unknown=True))
+    return _refusal_of(admit, Overloaded(message, retry_after_ms=1000, charge_unknown=True))

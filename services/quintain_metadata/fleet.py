@@ -15,7 +15,7 @@ from quintain.contracts.money import to_dollars
 from quintain.contracts.service_card import ServiceCard
 from quintain.contracts.session import CostUsage, RegisteredWorker, SessionState
 from quintain.errors import BadRequest, BusError, Fault
-from quintain.routes import BEAT, HEARTBEAT, METADATA_BEAT
+from quintain.routes import HEARTBEAT, METADATA_BEAT
 from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain.topology import CONSUMED_QUEUES, backlog_queue, target_queue
 from quintain_metadata.fleet_model import GONE_SECONDS, FleetModel, FleetRows
@@ -134,11 +134,6 @@ class FleetStatus:
         self._queues: dict[str, QueueCount] = {}
         self._counted = set[str]()
         self._next_counted = 0
-
-    @staticmethod
-    def is_heartbeat(delivery: Delivery) -> bool:
-        """Whether a message in the queue of a metadata service is a heartbeat."""
-        return delivery.routing_key in {HEARTBEAT.key, BEAT.key}
 
     async def hear(self, delivery: Delivery) -> None:
         """Take the card of a heartbeat, and acknowledge it. What cannot be read is dropped."""

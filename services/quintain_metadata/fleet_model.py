@@ -33,7 +33,7 @@ from quintain.contracts.session import RegisteredWorker, is_at
 from quintain.fleet.tables import duration, named, provider_trouble
 from quintain.timings import DEFAULT_TIMINGS, Timings
 from quintain.topology import CONSUMED_QUEUES, backlog_queue, target_queue
-from quintain_metadata.call_counter import UsageRate
+from quintain_metadata.metrics import UsageRate
 
 #: For how long a lost worker and a silent service are shown, in seconds.
 GONE_SECONDS = 60.0

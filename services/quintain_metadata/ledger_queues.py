@@ -7,7 +7,7 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -43,12 +43,10 @@ log = logging.getLogger(__name__)
 BatchT = TypeVar("BatchT", AdmitBatch, SettleBatch)
 
 
-def read_batch(
-    kind: type[BatchT], item: type[Admit] | type[Settle], body: bytes
-) -> tuple[BatchT, list[tuple[Any, Fault]]]:
-    """Read a batch; returns it without the items that cannot be read, and these as JSON: they harm no other.
+def read_batch(kind: type[BatchT], item: type[Admit] | type[Settle], body: bytes) -> tuple[BatchT, list[Admission]]:
+    """Read a batch without the items that cannot be read, which are logged and harm no other.
 
-    Raises `BadRequest` for what is no batch.
+    Returns the refusals of those whose attempt is known, too. Raises `BadRequest` for what is no batch.
     """
     try:
         return kind.from_wire(body), []
@@ -59,24 +57,16 @@ def read_batch(
             values = list(fields["items"])
         except (ValueError, TypeError, KeyError):
             raise unreadable from None
-    found, problems = list[Any](), list[tuple[Any, Fault]]()
+    found, refusals = list[Any](), list[Admission]()
     for value in values:
         try:
             found.append(item.from_wire(json.dumps(value)))
         except BadRequest as problem:
-            problems.append((value, problem))
-    return whole.with_fields(items=found), problems
-
-
-def _refusals(problems: Sequence[tuple[Any, Fault]]) -> list[Admission]:
-    """Log the items of a batch that cannot be read; returns the refusals of those whose attempt is known."""
-    refusals = list[Admission]()
-    for value, problem in problems:
-        log.error("An item of a worker's batch cannot be read: %s", problem.message)
-        with contextlib.suppress(ValidationError, AttributeError):
-            attempt_id = value.get("attemptId")
-            refusals.append(Admission(attempt_id=attempt_id, fault=FaultReply.from_fault(problem)))
-    return refusals
+            log.error("An item of a worker's batch cannot be read: %s", problem.message)
+            with contextlib.suppress(ValidationError, AttributeError):
+                attempt_id = value.get("attemptId")
+                refusals.append(Admission(attempt_id=attempt_id, fault=FaultReply.from_fault(problem)))
+    return whole.with_fields(items=found), refusals
 
 
 class LargeReplays:
@@ -140,8 +130,8 @@ class AdmitConsumer:
         address, reply = (delivery.reply_to, delivery.correlation_id), partial(send_reply, self._bus, delivery)
         sender = AdmitReplySender(address, self._ledger, reply, self._large_replays)
         try:
-            batch, problems = read_batch(AdmitBatch, Admit, delivery.body)
-            if refusals := _refusals(problems):
+            batch, refusals = read_batch(AdmitBatch, Admit, delivery.body)
+            if refusals:
                 await sender(refusals, [])
             if batch.items:
                 await self._admission_queue.admit(batch, sender)
@@ -173,8 +163,7 @@ class SettleConsumer:
     async def __call__(self, delivery: Delivery) -> None:
         """Apply one batch, and acknowledge it."""
         try:
-            batch, problems = read_batch(SettleBatch, Settle, delivery.body)
-            _refusals(problems)
+            batch, _ = read_batch(SettleBatch, Settle, delivery.body)
         except Fault as fault:
             log.error("An unreadable settle was dropped: %s", fault.message)
             await delivery.ack()

@@ -87,7 +87,7 @@ class CallLine:
         found = self.places.running.get(running.attempt_id)
         if found is None:
             found = running
-            self.places.resume(now, found)
+            self.places.start(now, found, is_resumed=True)
         found.deadline = running.deadline
         return found.quota is not None and found.target in found.quota.outages.out_targets()
 
@@ -114,7 +114,7 @@ class CallLine:
     ) -> None:
         """End an attempt at a call, and learn from how it ended, also where it ran ``without_place``."""
         if without_place is not None and attempt_id not in self.places.running:
-            self.places.resume(now, without_place)
+            self.places.start(now, without_place, is_resumed=True)
         running = self.places.end(now, attempt_id, report)
         self.wake_call(call)
         if running is None:

@@ -136,9 +136,8 @@ class LineLedger:
         for session_id, request_id, attempt_id, target, incarnation, deadline in found.running:
             if attempt_id not in line.places.running:
                 call = session_id, request_id
-                line.places.resume(
-                    now, RunningAttempt(attempt_id, target, call, incarnation, self.seconds_of(deadline))
-                )
+                running = RunningAttempt(attempt_id, target, call, incarnation, self.seconds_of(deadline))
+                line.places.start(now, running, is_resumed=True)
         self._is_loaded = True
         for call in {*found.ended, *found.ready.ended}:
             line.call_ended(now, call)

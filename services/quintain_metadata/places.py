@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from quintain.contracts.quota import QuotaTerms, TryOutcome, TryReport
@@ -167,19 +167,13 @@ class Places:
         target = self.target(name)
         target.paused_until = max(target.paused_until, until)
 
-    def start(self, now: float, running: RunningAttempt) -> None:
-        """Give an attempt a place."""
-        self._take(now, running, Quota.start)
-
-    def resume(self, now: float, running: RunningAttempt) -> None:
-        """Count a call that runs already."""
-        self._take(now, running, Quota.resume)
-
-    def _take(self, now: float, running: RunningAttempt, begin: Callable[[Quota, float, str], Grant]) -> None:
+    def start(self, now: float, running: RunningAttempt, *, is_resumed: bool = False) -> None:
+        """Give an attempt a place; of one ``is_resumed`` the call runs already, and is only counted."""
         target = self.target(running.target)
         running.quota = target.group.quota
         if running.quota is not None:
-            running.grant = begin(running.quota, now, running.target)
+            begin = running.quota.resume if is_resumed else running.quota.start
+            running.grant = begin(now, running.target)
         former = self.holders.get(running.call)
         if former is not None:
             self.end(now, former, UNKNOWN)

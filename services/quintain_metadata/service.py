@@ -23,7 +23,7 @@ from quintain.contracts.message import CLIENT_QUEUE_PREFETCH, Message
 from quintain.contracts.service_card import ServiceCard
 from quintain.errors import BadRequest, BrokerRefused, BudgetUnavailable, BusError, Fault
 from quintain.fleet.beats import ServiceIdentity, send_beats
-from quintain.routes import ADMIT, METADATA_BEAT, OPEN_CHILD, REGISTER
+from quintain.routes import ADMIT, BEAT, HEARTBEAT, METADATA_BEAT, OPEN_CHILD, REGISTER
 from quintain.rpc.groups import group_handler
 from quintain.rpc.own_queues import OwnQueue
 from quintain.rpc.server import log_defect, result_or_fault, send_reply
@@ -195,7 +195,8 @@ class MetadataService:
         return await check_ledger(self._ledger)
 
     async def _on_own_message(self, delivery: Delivery) -> None:
-        await (self._fleet.hear if FleetStatus.is_heartbeat(delivery) else self._admits)(delivery)
+        is_heartbeat = delivery.routing_key in {HEARTBEAT.key, BEAT.key}
+        await (self._fleet.hear if is_heartbeat else self._admits)(delivery)
 
     async def _on_ledger_request(self, delivery: Delivery) -> None:
         if delivery.routing_key == ADMIT.key:

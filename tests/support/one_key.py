@@ -47,7 +47,8 @@ class OneKey:
 
     def resume(self, now: float, attempt_id: str, target: str) -> None:
         self.line.places.assign(target, KEY)
-        self.line.places.resume(now, RunningAttempt(attempt_id, target, ("s", attempt_id), "w"))
+        running = RunningAttempt(attempt_id, target, ("s", attempt_id), "w")
+        self.line.places.start(now, running, is_resumed=True)
 
     def end(self, now: float, attempt_id: str, report: TryReport) -> None:
         self.line.end(now, attempt_id, ("s", attempt_id), report)

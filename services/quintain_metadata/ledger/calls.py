@@ -105,7 +105,10 @@ def run_batch(moment: Moment, operations: Sequence[CallOperation]) -> SqlProgram
             try:
                 if isinstance(operation, Settle):
                     call, change = settles.settle(changes, operation)
-                    outcomes.append(Settled(call, change, _funds(changes, call)))
+                    funds = list[Funds]()
+                    if call is not None and call.cost:
+                        funds = changes.counters.funds(changes.rows.sessions[call.session_id])
+                    outcomes.append(Settled(call, change, funds))
                 else:
                     outcomes.append(decisions.admit(changes, operation))
             except Fault as refusal:
@@ -118,11 +121,6 @@ def run_batch(moment: Moment, operations: Sequence[CallOperation]) -> SqlProgram
             except Fault as expired:
                 outcomes[number] = expired
     return outcomes
-
-
-def _funds(changes: Changes, call: CallRow | None) -> list[Funds]:
-    """Return what the limits in money have from which a call was paid."""
-    return [] if call is None or not call.cost else changes.counters.funds(changes.rows.sessions[call.session_id])
 
 
 def _rounds(operations: Sequence[CallOperation]) -> Iterator[dict[CallKey, CallOperation]]:

@@ -188,8 +188,10 @@ class Changes:
         tries = call.counted_tries + is_counted
         self.add(call_rows.RETRY_SQL, tries, self.moment.now + retry_after_ms, call.session_id, call.request_id)
 
-    def pause(self, target: str, seconds: float) -> None:
-        """Pause a target whose provider asks for so many seconds, unless it has a quota, which the governor pauses."""
+    def pause(self, target: str, settlement: Settle) -> None:
+        """Pause a target whose provider asks for that in a try that failed, unless the governor of its quota does."""
+        rates = None if settlement.report is None or settlement.fault is None else settlement.report.rates
+        seconds = 0.0 if rates is None else rates.retry_after_seconds or 0.0
         if seconds > MIN_PAUSE_SECONDS:
             until = self.moment.now + min(int(seconds * 1000), MAX_PAUSE_MS)
             self.add(PAUSE_TARGET_SQL, until, target, until)

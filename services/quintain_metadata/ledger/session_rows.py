@@ -16,7 +16,7 @@ from quintain.contracts.invoke import TokenUsage
 from quintain.contracts.money import dollars_text
 from quintain.contracts.session import DEFAULT_WEIGHT, Priority, SessionState
 from quintain.errors import BudgetExhausted, Overloaded, Unauthorized
-from quintain_metadata.store.base import ForEach, Lookup, Row, SqlProgram
+from quintain_metadata.store.base import ForEach, Lookup, SqlProgram
 
 
 class Funds(NamedTuple):
@@ -170,13 +170,11 @@ def load_session(session_id: str) -> SqlProgram[SessionRow | None]:
 
 
 def load_sessions(session_ids: Collection[str]) -> SqlProgram[dict[str, SessionRow]]:
-    """Return those of these sessions that there are, and their ancestors, by id."""
+    """Return those of these sessions that there are by id, each with its ancestors, and these too.
+
+    One whose parent was just deleted has none.
+    """
     rows = yield Lookup(_LINEAGES_SQL, list(zip(session_ids, strict=True)))
-    return _with_ancestors(rows)
-
-
-def _with_ancestors(rows: list[Row]) -> dict[str, SessionRow]:
-    """Return the sessions of these rows by id, each with its ancestors; one whose parent was just deleted has none."""
     sessions = {row[0]: SessionRow(*row) for row in rows}
     for session in list(sessions.values()):
         ancestors, parent_id = list[SessionRow](), session.parent_id

@@ -55,7 +55,7 @@ def settle(changes: Changes, settlement: Settle) -> tuple[CallRow | None, Transi
         return call, change
     change = TRANSITIONS[call.state, _settle_event(changes, settlement, call)]
     _record_outcome(changes, call, settlement, has_row=state is not None)
-    changes.pause(call.target, _pause_seconds(settlement))
+    changes.pause(call.target, settlement)
     counts = changes.count_settled(call, settlement, was_lost=call.lost > 0 if is_holder else state == "running")
     if change.effect is TransitionEffect.NOTED:
         changes.add_counts(call, counts)
@@ -71,12 +71,6 @@ def settle(changes: Changes, settlement: Settle) -> tuple[CallRow | None, Transi
     if settlement.token_usage is not None:
         changes.counters.add_tokens(session, settlement.token_usage)
     return call, change
-
-
-def _pause_seconds(settlement: Settle) -> float:
-    """Return for how long the provider of a try that failed asks not to be asked."""
-    rates = None if settlement.report is None else settlement.report.rates
-    return 0.0 if rates is None or settlement.fault is None else rates.retry_after_seconds or 0.0
 
 
 def _settle_event(changes: Changes, settlement: Settle, call: CallRow) -> LifecycleEvent:

@@ -101,7 +101,7 @@ class RabbitBus:
         self._consume_connection = RabbitConnection(url, f"{name} consuming", outages, heartbeat_seconds)
         self._channel: _PublishChannel | None = None
         self._channel_lock = asyncio.Lock()
-        self._may_publish: Callable[[], bool] = lambda: True
+        self._may_publish: Callable[[], bool] | None = None
         self._consumers: set[RabbitConsumer] = set()
         self._declarations = Declarations(self._consume_connection, self._consumers)
         self._not_declared = FailureLog(log, f"{name}: not declared", f"{name}: declared", self)
@@ -272,7 +272,7 @@ class RabbitBus:
                 await self._close_if_unused(channel)
 
     def _require_may_publish(self) -> None:
-        if not self._may_publish():
+        if self._may_publish is not None and not self._may_publish():
             raise BrokerUnavailable("This process may not publish now")
 
     async def _usable_channel(self, timeout_seconds: float) -> _PublishChannel:

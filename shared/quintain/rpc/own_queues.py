@@ -130,14 +130,11 @@ class ReplyQueue:
     ) -> None:
         self._bus, self._on_reply, self._on_replaced, self._exclusive = bus, on_reply, on_replaced, exclusive
         self._queue = self._new_queue()
+        #: The routing key for replies, which changes when the queue is replaced.
+        self.key = self._queue.key
         self._consumed: OwnQueue | None = None
         self._replace_task: asyncio.Task[None] | None = None
         self._closed = False
-
-    @property
-    def key(self) -> str:
-        """The routing key for replies, which changes when the queue is replaced."""
-        return self._queue.key
 
     async def open(self) -> None:
         """Declare and consume the queue, if it is not. Raises what `Bus.declare` and `Bus.consume` raise."""
@@ -166,6 +163,7 @@ class ReplyQueue:
             return
         log.warning("The reply queue was lost; a new one replaces it, and pending requests are sent again")
         self._queue = self._new_queue()
+        self.key = self._queue.key
         if self._replace_task is None or self._replace_task.done():
             self._replace_task = asyncio.get_running_loop().create_task(self._replace(), name="replace-reply-queue")
 

@@ -16,8 +16,8 @@ from quintain.errors import BadRequest
 from quintain.fleet.beats import ServiceIdentity
 from quintain.routes import BEAT, HEARTBEAT, METADATA_BEAT
 from quintain.topology import Exchange
-from quintain_metadata.call_counter import SLICE_SECONDS, WINDOW_SECONDS, CallCounter
 from quintain_metadata.fleet import MAX_OPEN_CARD_BYTES, read_card
+from quintain_metadata.metrics import SLICE_SECONDS, WINDOW_SECONDS, CallCounter
 from support.ledger_driver import admit_request
 from support.metadata_service import ADMIN_TOKEN, Metadata, run_metadata_service
 from support.quick import QUICK
