@@ -70,7 +70,7 @@ EXIT_CODES = {
     ),
     console.EXIT_USAGE: ("Wrong options or files, or a setting that is missing.", "Correct what the message names."),
     console.EXIT_BELOW_THRESHOLD: (
-        "Of `run`, `rescore`: the mean score is below the threshold. Of `compare --fail-on-regression`: it is worse.",
+        "Of `run`, `rescore`: a value is below its threshold, or worse than the baseline's. Of `compare`: it is worse.",
         "`quintain view RUN` shows the answers.",
     ),
     console.EXIT_BUDGET_SPENT: (

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from xml.etree import ElementTree as ET
 
 from support.command_line import CommandLine
-from support.evaluations import rows_of, write_files
+from support.evaluations import rows_of, totals_of, write_files
 from support.function_model import ModelRequest, function_model
 
 CONFIG = """
@@ -66,3 +67,68 @@ graders: [{name: same, builtin: exact}, {name: within, builtin: contains}]
     assert (counts["totals"]["graded"], counts["totals"]["calls"]) == (6, 6)
     for option, name, nearest in (("--prompt", "lon", "'long'"), ("--grader", "sane", "'same'")):
         assert f"did you mean {nearest}" in shell.run("run", "eval.yaml", option, name, code=2).stderr
+
+
+GATED = """
+dataset: cases.jsonl
+by: [topic]
+threshold: {{score: 0.5, pass_rate: {pass_rate}, graders: {{same: 0.5}}, by: {{topic: {{law: {law}}}}}}}
+graders: [{{name: same, builtin: exact, value: model-a}}, {{name: there, builtin: contains, value: model}}]
+"""
+
+
+def write_gated(shell: CommandLine, url: str, *, cases: int = 12, pass_rate: float = 1, law: float = 1) -> None:
+    write_files(
+        shell.folder, quintain_yaml=CONFIG.format(url=url), eval_yaml=GATED.format(pass_rate=pass_rate, law=law)
+    )
+    rows = ({"id": f"{n}", "question": f"q{n}", "topic": ("law", "tax")[n % 2]} for n in range(cases))
+    (shell.folder / "cases.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+
+
+def test_a_run_fails_where_a_gate_or_the_comparison_with_its_baseline_does(shell: CommandLine) -> None:
+    def answer(asked: ModelRequest) -> str:
+        return "model-x" if asked.question == "q2" else asked.model
+
+    env = {"KEY": "k"}
+    with function_model(answer) as url:
+        write_gated(shell, url, pass_rate=0.9, law=0.9)
+        passed = shell.run("run", "eval.yaml", "--output", "main", env=env)
+        assert "pass rate 0.917, threshold 0.9" in passed.stdout
+        write_gated(shell, url, pass_rate=0.95, law=0.95)
+        failed = shell.run("run", "eval.yaml", "--output", "main", "--junit", "junit.xml", "--json", code=3, env=env)
+        gates = json.loads(failed.stdout)["gates"]
+        assert [(gate["name"], gate["passed"], gate.get("least")) for gate in gates] == [
+            ("pass rate", False, 0.95),
+            ("mean score of grader same", True, 0.5),
+            ("mean score of topic law", False, 0.95),
+        ]
+        suite = ET.parse(shell.folder / "junit.xml").getroot()[-1]
+        assert (suite.get("name"), suite.get("tests"), suite.get("failures")) == ("eval.gates", "4", "2")
+        write_gated(shell, url, cases=14, pass_rate=0, law=0)
+        same = shell.run("run", "eval.yaml", "--output", "same", "--baseline", "main", env=env)
+        assert "not significantly worse than in main" in same.stdout
+        assert "2 rows left out" in same.stdout
+        words = ("run", "eval.yaml", "--output", "next", "--baseline", "main", "--model", "model-b")
+        worse = shell.run(*words, "--set", "threshold=0", code=3, env=env)
+        assert "bot is significantly worse than in main: pass rate -92 %" in worse.stdout
+        shown = shell.run("report", "next", "--json")
+        assert [gate["passed"] for gate in json.loads(shown.stdout)["gates"]] == [False]
+        calls = totals_of(shell.folder / "next")["calls"]
+        (shell.folder / "eval.yaml").write_text(GATED.format(pass_rate=0, law=0).replace("contains", "exact"))
+        refused = shell.run(*words[:-2], code=2, env=env)
+        assert "--baseline: main and next differ in their graders" in refused.stderr
+        assert "--baseline: absent: " in shell.run("run", "eval.yaml", "--baseline", "absent", code=2, env=env).stderr
+    assert totals_of(shell.folder / "next")["calls"] == calls
+
+
+def test_a_gate_of_an_unknown_grader_or_tag_is_an_error_of_check(shell: CommandLine) -> None:
+    write_gated(shell, "http://there")
+    for right, wrong, nearest in (
+        ("{same: 0.5}", "{sane: 0.5}", "'same'"),
+        ("{law: 1}", "{lav: 1}", "'law'"),
+        ("{topic: {", "{topik: {", "'topic'"),
+    ):
+        text = GATED.format(pass_rate=1, law=1)
+        (shell.folder / "eval.yaml").write_text(text.replace(right, wrong))
+        refused = shell.run("check", "eval.yaml", code=2, env={"KEY": "k"})
+        assert f"did you mean {nearest}" in refused.stdout

@@ -111,6 +111,11 @@ FreshOption = Annotated[
 ]
 
 
+BaselineOption = Annotated[
+    Path | None, typer.Option(metavar="RUN", help="Exit 3 if a target is significantly worse than in this run.")
+]
+
+
 def _checked_cache(text: str | None) -> str | None:
     try:
         CacheSetting.of(text, None, environment())
@@ -171,6 +176,7 @@ def run(
     replay: ReplayOption = None,
     fresh: FreshOption = False,
     plan: PlanOption = False,
+    baseline: BaselineOption = None,
     no_content: NoContentOption = False,
     no_wait: NoWaitOption = False,
     junit: JunitOption = None,
@@ -184,8 +190,8 @@ def run(
     uses the services there. With --plan it tells what it would ask, and makes no call.
     """
     selection = SelectionOptions(
-        ids=tuple(case or ()), where=tuple(where or ()), failing=failing, of=of, sample=sample, seed=seed, limit=limit,
-        prompts=tuple(prompt or ()), graders=tuple(grader or ()),
+        ids=tuple(case or ()), where=tuple(where or ()), failing=failing, of=of, sample=sample, seed=seed,
+        limit=limit, prompts=tuple(prompt or ()), graders=tuple(grader or ()),
     )  # fmt: skip
     options = RunOptions(
         path=path, output=output, config=config, targets=tuple(target or ()), selection=selection,
@@ -195,11 +201,14 @@ def run(
         rerun_policy=RerunPolicy(rerun_errors=retry_errors, rerun_in_doubt=in_doubt is InDoubtPolicy.RETRY),
         error_policy=ErrorPolicy(max_errors=max_errors, fail_fast=fail_fast),
         give_up_seconds=None if give_up_after is None else parse_duration_seconds(give_up_after),
-        is_fresh=fresh, keeps_content=not no_content, waits=not no_wait,
-        command=shlex.join(["quintain", *sys.argv[1:]]),
+        is_fresh=fresh, baseline=baseline, keeps_content=not no_content, waits=not no_wait, command=_command_line(),
     )  # fmt: skip
     files = OutputFiles(junit=junit, markdown=markdown, csv=csv)
     raise typer.Exit(show_plan(options, as_json=as_json) if plan else run_and_report(options, files, as_json=as_json))
+
+
+def _command_line() -> str:
+    return shlex.join(["quintain", *sys.argv[1:]])
 
 
 def rescore(
@@ -237,7 +246,7 @@ def rescore(
         grader_concurrency=graders,
         rerun_policy=RerunPolicy(answers_only=True),
         regrades=True,
-        command=shlex.join(["quintain", *sys.argv[1:]]),
+        command=_command_line(),
         resume_command=shlex.join(resume),
     )
     files = OutputFiles(junit=junit, markdown=markdown, csv=csv)

@@ -11,6 +11,7 @@ from quintain.contracts.session import Info
 from quintain.programs.agent_urls import with_proxy_bypass
 from quintain_runner.engine.answers import RunAnswers, open_answers
 from quintain_runner.engine.comparisons import Comparisons, open_comparisons
+from quintain_runner.engine.gates import open_baseline
 from quintain_runner.engine.recording import RecordedAnswers
 from quintain_runner.engine.requirements import check_turns
 from quintain_runner.engine.rerun_plan import Planner, RerunPlan, run_fingerprints, target_references
@@ -20,12 +21,15 @@ from quintain_runner.graders.factory import open_graders
 from quintain_runner.graders.judge import recorded_judges
 from quintain_runner.plan.trials import check_targets_available
 from quintain_runner.report.run_file import RunFile, open_run
+from quintain_runner.report.run_report import RunReport
 from quintain_runner.results.store import ResultFile, open_results
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedRun:
-    """A run before its first call; ``calls_in_rows`` were charged for the rows of earlier commands."""
+    """A run before its first call; ``calls_in_rows`` were charged for the rows of earlier commands. No target may be
+    worse than in the ``baseline``.
+    """
 
     plan: RerunPlan
     record: RunFile
@@ -34,6 +38,7 @@ class PlannedRun:
     results: ResultFile
     answers: RunAnswers | RecordedAnswers
     calls_in_rows: int
+    baseline: RunReport | None
 
 
 @asynccontextmanager
@@ -55,6 +60,7 @@ async def open_planned_run(run: RunSettings, info: Info, gateway_url: str | None
     ):
         calls_in_rows = results.resume_state.calls_in_rows
         record = await asyncio.to_thread(_open_record, run)
+        baseline = await asyncio.to_thread(open_baseline, run, record)
         record = record.with_fields(judges=record.judges | recorded_judges(graders))
         fingerprints = await run_fingerprints(run, info, graders, record, env)
         answers = stack.enter_context(open_answers(run, fingerprints.targets))
@@ -75,6 +81,7 @@ async def open_planned_run(run: RunSettings, info: Info, gateway_url: str | None
             results=results,
             answers=answers,
             calls_in_rows=calls_in_rows,
+            baseline=baseline,
         )
 
 

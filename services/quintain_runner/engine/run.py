@@ -24,6 +24,7 @@ from quintain_runner.engine.backend import Backend
 from quintain_runner.engine.comparisons import Comparisons
 from quintain_runner.engine.cost_gate import CostGate
 from quintain_runner.engine.cost_limit import cost_problems
+from quintain_runner.engine.gates import measured_gates
 from quintain_runner.engine.judges import agents_of, settings_of
 from quintain_runner.engine.planned_run import open_planned_run
 from quintain_runner.engine.quota_watch import POLL_SECONDS, QuotaWatch
@@ -106,6 +107,7 @@ async def run_evaluation(
             results=results,
             graders=planned.graders,
             answers=planned.answers,
+            baseline=planned.baseline,
             progress=listener.progress,
             progress_state=ProgressState(
                 record.configuration.columns,
@@ -131,6 +133,7 @@ class _Execution:
     results: ResultFile
     graders: tuple[GraderRunner, ...]
     answers: RunAnswers | RecordedAnswers
+    baseline: RunReport | None
     progress: ProgressDisplay
     progress_state: ProgressState
 
@@ -162,7 +165,8 @@ class _Execution:
         summary = self._summary(error_limit, spent=is_budget_spent)
         refused = None if cost_gate.refused is None else to_dollars(cost_gate.refused)
         row_costs = {name: to_dollars(cost) for name, cost in cost_gate.row_costs.items()}
-        summary = replace(summary, next_row_usd=refused, row_costs_usd=row_costs)
+        gates = await asyncio.to_thread(measured_gates, evaluation, record, summary, self.baseline)
+        summary = replace(summary, next_row_usd=refused, row_costs_usd=row_costs, other_gates=gates)
         await asyncio.to_thread(write_run, folder, record.with_summary(summary), ended=True)
         return summary
 
@@ -178,7 +182,7 @@ class _Execution:
     def _summary(self, error_limit: ErrorLimit, *, spent: bool = False) -> RunSummary:
         summary = summarize(
             self.progress_state,
-            threshold=self.run.evaluation.spec.threshold,
+            threshold=self.run.evaluation.spec.threshold.score,
             is_budget_spent=spent,
             results=self.results.path,
             parked_targets=error_limit.parked_targets,

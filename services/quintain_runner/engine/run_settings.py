@@ -34,9 +34,10 @@ from quintain_runner.graders.program import variable_warnings
 from quintain_runner.plan.changes import RerunPolicy
 from quintain_runner.plan.conversation import MAX_ATTEMPTS
 from quintain_runner.plan.dataset import DatasetStats, open_dataset, read_cases
+from quintain_runner.plan.known_names import check_names
 from quintain_runner.plan.labeled_answers import read_labels
 from quintain_runner.plan.selection import feature_warnings
-from quintain_runner.plan.trial_selection import SelectionOptions, TrialSelection, check_graders, select_trials
+from quintain_runner.plan.trial_selection import SelectionOptions, TrialSelection, select_trials
 from quintain_runner.plan.trials import check_targets_available, choose_targets, estimate_dataset
 from quintain_runner.spec.evaluation import Evaluation, load_evaluation
 from quintain_worker.providers.factory import check_program, check_provider
@@ -71,13 +72,12 @@ class RunOptions:
     without an answer (see `QuotaWatch`); the run's share of quotas is by ``weight`` and ``priority``. ``is_fresh``
     renames earlier rows. ``cache`` is an age, ``off`` or a file, and ``replay`` a recording, ``recording`` when it is
     open. ``max_cost_usd`` is a limit, or ``none`` for no limit any more. A run ``waits`` for the first worker of a
-    fleet. ``command`` is the command line, or ``resume_command``.
+    fleet. No target may be worse than in ``baseline``. ``overrides`` are ``KEY=VALUE``.
     """
 
     path: Path
     targets: tuple[str, ...] = ()
     selection: SelectionOptions = field(default_factory=SelectionOptions)
-    #: ``KEY=VALUE`` texts, and a model in place of the target's.
     overrides: tuple[str, ...] = ()
     model: str | None = None
     max_calls: int | None = None
@@ -97,6 +97,7 @@ class RunOptions:
     regrades: bool = False
     keeps_content: bool = True
     is_fresh: bool = False
+    baseline: Path | None = None
     waits: bool = True
     command: str = ""
     resume_command: str | None = None
@@ -393,7 +394,7 @@ def _inspect_dataset(found: Inspection, evaluation: Evaluation, results_folder: 
         if (labels := evaluation.spec.labels) is not None:
             read_labels(evaluation.folder / labels, read_cases(found.dataset.source))
         options = found.options
-        check_graders(evaluation, found.dataset)
+        check_names(evaluation, found.dataset)
         found.selection = select_trials(options.selection, found.dataset, options.targets, options.folder)
         if configured:
             check_local_turns(found.dataset, found.targets, configured, found.one_text)

@@ -17,7 +17,7 @@ from quintain_runner.plan.dataset import CaseSource, DatasetStats, read_cases
 from quintain_runner.plan.selection import ALL_CASES, CaseSelection, HashSampler
 from quintain_runner.results.row import RowStatus
 from quintain_runner.results.store import RESULTS_FILE_NAME, current_rows
-from quintain_runner.spec.evaluation import Evaluation, Scalar
+from quintain_runner.spec.evaluation import Scalar
 from quintain_runner.spec.prompts import case_field
 from quintain_runner.spec.templates import case_values
 
@@ -126,15 +126,6 @@ def select_trials(
         case_count=sampler.case_count,
         left_out={name: count for name, count in left_out.items() if count},
     )
-
-
-def check_graders(evaluation: Evaluation, dataset: DatasetStats) -> None:
-    """Raise `ConfigError` for a selected grader that neither the evaluation has nor one of its cases."""
-    known = [*(grader.name for grader in evaluation.spec.graders), *dataset.own_graders.kinds]
-    if (unknown := next((name for name in evaluation.only_graders if name not in known), None)) is not None:
-        with closing(read_cases(replace(dataset.source, only_graders=()))) as read:
-            known += [grader.name for case in islice(read, _MAX_LOOKED_AT) for grader in case.graders]
-        raise ConfigError(f"--grader: unknown grader {unknown!r}{suggestion(unknown, dict.fromkeys(known))}")
 
 
 def _where_of(texts: Iterable[str]) -> dict[str, tuple[Scalar, ...]]:

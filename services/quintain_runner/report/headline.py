@@ -173,7 +173,7 @@ def _wrong(summary: RunSummary) -> Iterator[str]:
     if summary.exit_code is ExitCode.BUDGET_SPENT:
         yield "The budget is spent."
     if summary.exit_code is ExitCode.BELOW_THRESHOLD:
-        yield f"The mean score {format_score(total.mean_score)} is below the threshold {summary.threshold}."
+        yield f"It fails: {summary.missed}."
 
 
 def _names(names: Sequence[str]) -> str:

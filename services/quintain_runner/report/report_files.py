@@ -17,6 +17,7 @@ from quintain_runner.report.headline import headline
 from quintain_runner.report.notes import account_lines, parked_target_notes
 from quintain_runner.report.run_report import RunReport
 from quintain_runner.report.summary import (
+    Gate,
     TrialCounts,
     exit_line,
 )
@@ -223,9 +224,9 @@ def write_junit(path: Path, report: RunReport) -> None:
     """Write the report as JUnit XML, atomically. Raises `QuintainError` if the file cannot be written."""
     with atomic_write(path, mode=0o666) as file:
         out = _XmlWriter(XMLGenerator(file, encoding="utf-8", short_empty_elements=True))
-        total = report.summary.total
+        total, gates = report.summary.total, report.summary.gates
         seconds = _answer_seconds(report)
-        out.start("testsuites", name=report.run.name, **_count_attributes(total))
+        out.start("testsuites", name=report.run.name, **_count_attributes(total, gates))
         for target, counts in report.summary.per_target.items():
             attributes = {
                 "timestamp": report.run.started_at[:19],
@@ -234,6 +235,8 @@ def write_junit(path: Path, report: RunReport) -> None:
                 **({"skipped": str(counts.unscored)} if counts.unscored else {}),
             }
             _write_suite(out, report, target, attributes)
+        if gates:
+            _write_gates(out, report)
         out.end("testsuites")
         file.write(b"\n")
 
@@ -245,6 +248,24 @@ def _write_suite(out: _XmlWriter, report: RunReport, target: str, attributes: Ma
     for row in report.rows():
         if row.column == target:
             _write_case(out, name, row)
+    out.end("testsuite")
+
+
+def _write_gates(out: _XmlWriter, report: RunReport) -> None:
+    """Write the suite of the conditions on the whole run."""
+    name, gates = f"{report.run.name}.gates", report.summary.gates
+    out.start(
+        "testsuite",
+        name=name,
+        timestamp=report.run.started_at[:19],
+        time="0.000",
+        **_count_attributes(TrialCounts(), gates),
+    )
+    for gate in gates:
+        out.start("testcase", classname=name, name=gate.name, time="0.000")
+        if not gate.passed:
+            out.write_element("failure", "", type="gate", message=gate.text)
+        out.end("testcase")
     out.end("testsuite")
 
 
@@ -274,13 +295,14 @@ def _verdict_lines(row: Row) -> Iterator[str]:
     yield f"answer: {(row.output or '')[:_MAX_TEXT_CHARACTERS]}"
 
 
-def _count_attributes(counts: TrialCounts) -> dict[str, str]:
+def _count_attributes(counts: TrialCounts, gates: Sequence[Gate] = ()) -> dict[str, str]:
     """The count attributes of a suite. Rows in doubt count as errors, because they have no score; pending trials have
     no row.
     """
     errors = counts.errors + counts.in_doubt
-    tests = counts.graded + errors + counts.unscored
-    values = {"tests": tests, "failures": counts.graded - counts.passed, "errors": errors}
+    tests = counts.graded + errors + counts.unscored + len(gates)
+    failures = counts.graded - counts.passed + sum(not gate.passed for gate in gates)
+    values = {"tests": tests, "failures": failures, "errors": errors}
     return {name: str(count) for name, count in values.items()}
 
 

@@ -22,7 +22,7 @@ from quintain.contracts.session import UsageLine
 from quintain.errors import BadRequest, ConfigError
 from quintain_runner.files import atomic_write
 from quintain_runner.plan.changes import RunFingerprints
-from quintain_runner.report.summary import ColumnTotals, ExitCode, ParkedTarget, RunSummary, RunTotals
+from quintain_runner.report.summary import ColumnTotals, ExitCode, Gate, ParkedTarget, RunSummary, RunTotals
 from quintain_runner.results.answer import is_zero
 from quintain_runner.results.bill import Bill
 from quintain_runner.results.row import column_names
@@ -159,6 +159,8 @@ class RunFile(Message):
     totals: RunTotals = RunTotals()
     targets: dict[str, ColumnTotals] = Field(default_factory=dict)
     parked_targets: dict[str, ParkedTarget] = Field(default_factory=dict)
+    #: What became of the other gates than the mean score, when the last command ended.
+    gates: list[Gate] = Field(default_factory=list)
     different_seconds: dict[str, float] = Field(default_factory=dict)
     statistics: Analysis | None = None
     #: The known prices of the targets, by which rows are given a cost.
@@ -241,6 +243,7 @@ class RunFile(Message):
             totals=summary.total if summary.is_budget_spent else summary.total.with_fields(calls_left=0),
             targets=dict(summary.per_target),
             parked_targets=dict(summary.parked_targets),
+            gates=list(summary.other_gates),
             different_seconds=dict(summary.different_seconds),
         )
 
@@ -252,6 +255,7 @@ class RunFile(Message):
             threshold=self.configuration.threshold,
             is_budget_spent=self.exit_code == ExitCode.BUDGET_SPENT,
             parked_targets=self.parked_targets,
+            other_gates=self.gates,
             results=folder / RESULTS_FILE_NAME,
         )
 
@@ -262,9 +266,9 @@ class RunFile(Message):
         return nulls | {name: value for name, value in fields.items() if value or name not in _OPTIONAL}
 
 
-_OPTIONAL = {"parkedTargets", "differentSeconds"}
+_OPTIONAL = {"gates", "parkedTargets", "differentSeconds"}
 _COUNTS = {
-    "exit_code", "totals", "targets", "parked_targets", "different_seconds", "statistics",
+    "exit_code", "totals", "targets", "gates", "parked_targets", "different_seconds", "statistics",
     "bill",
 }  # fmt: skip
 
@@ -305,7 +309,7 @@ def open_run(
         prompts=evaluation.prompt_names,
         repeats=spec.repeats,
         reduce=spec.reducers,
-        threshold=spec.threshold,
+        threshold=spec.threshold.score,
         is_calibration=evaluation.judges_only,
     )
     earlier = existing or RunFile(configuration=configuration, started_at=_now())

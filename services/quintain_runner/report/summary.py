@@ -37,6 +37,26 @@ class ExitCode(IntEnum):
     BUDGET_SPENT = 4
 
 
+class Gate(Message):
+    """What became of a condition on the results: ``value`` is what was measured, None where there is nothing, and
+    ``least`` the lowest that passes; both are None of a comparison. ``text`` says it in a clause.
+    """
+
+    name: str
+    passed: bool
+    text: str
+    value: float | None = None
+    least: float | None = None
+
+    @classmethod
+    def of(cls, name: str, value: float | None, least: float) -> Gate:
+        """The gate of a measured value."""
+        passed = value is not None and value >= least - _ROUNDING
+        told = f"is below the threshold {least}" if not passed else f"threshold {least}"
+        text = f"{name} {format_score(value)}{',' if passed else ''} {told}"
+        return cls(name=name, passed=passed, text=text, value=value, least=least)
+
+
 class ParkedTarget(Message):
     """Why a target was parked (no more of its trials are begun): ``code`` and ``error`` are of the last error.
 
@@ -131,6 +151,7 @@ class RunSummary:
     the run draws, if its calls are what lacks. ``cost_limit`` is set if money is what lacks, and
     ``next_row_usd`` is the most that the next trial can cost, which did not begin because of that. ``row_costs_usd``
     is that of each target.
+    ``other_gates`` are those beside the ``threshold``, which is the lowest mean score.
     ``different_seconds`` says of the targets that workers served differently when the command began, how long they had.
     """
 
@@ -142,6 +163,7 @@ class RunSummary:
     has_open_trials: bool = False
     parked_targets: Mapping[str, ParkedTarget] = field(default_factory=dict)
     different_seconds: Mapping[str, float] = field(default_factory=dict)
+    other_gates: Sequence[Gate] = ()
     spent_parent: str | None = None
     cost_limit: CostLimit | None = None
     next_row_usd: float | None = None
@@ -154,10 +176,18 @@ class RunSummary:
             return ExitCode.BUDGET_SPENT
         if self.total.errors or self.total.in_doubt or self.parked_targets:
             return ExitCode.ERRORS
-        mean = self.total.mean_score
-        if self.threshold is not None and (mean is None or mean < self.threshold - _ROUNDING):
-            return ExitCode.BELOW_THRESHOLD
-        return ExitCode.PASSED
+        return ExitCode.PASSED if all(gate.passed for gate in self.gates) else ExitCode.BELOW_THRESHOLD
+
+    @property
+    def gates(self) -> list[Gate]:
+        """What became of all conditions, the mean score first."""
+        score = [] if self.threshold is None else [Gate.of("mean score", self.total.mean_score, self.threshold)]
+        return [*score, *self.other_gates]
+
+    @property
+    def missed(self) -> str:
+        """The conditions that do not hold, a clause each."""
+        return "; ".join(gate.text for gate in self.gates if not gate.passed)
 
 
 def summarize(
@@ -217,14 +247,11 @@ _BUDGET_OPTION = re.compile(r" --max-(?:calls|cost-usd)[ =]\S+")
 def exit_line(summary: RunSummary, command: str) -> str:
     """The exit code, its reason, and the next useful command; ``command`` is the command line that the user gave."""
     command = _BUDGET_OPTION.sub("", command) if summary.is_budget_spent else command
-    code, total = summary.exit_code, summary.total
+    code = summary.exit_code
     reasons = {
         ExitCode.BUDGET_SPENT: _spent_text(summary, command),
         ExitCode.ERRORS: _errors_text(summary, command),
-        ExitCode.BELOW_THRESHOLD: (
-            f"mean score {format_score(total.mean_score)} is below the threshold {summary.threshold}. To read "
-            f"what failed: quintain view {_folder(summary)}"
-        ),
+        ExitCode.BELOW_THRESHOLD: f"{summary.missed}. To read what failed: quintain view {_folder(summary)}",
         ExitCode.PASSED: f"{_passed_text(summary)}. To read every answer: quintain view {_folder(summary)}",
     }[code]
     return plain_line(f"exit {int(code)}: {reasons}", max_length=1000)
@@ -321,6 +348,7 @@ def _folder(summary: RunSummary) -> str:
 
 
 def _passed_text(summary: RunSummary) -> str:
-    """The mean score, and the threshold if there is one."""
+    """The mean score, the threshold if there is one, and what else holds."""
     mean = f"mean score {format_score(summary.total.mean_score)}"
-    return mean if summary.threshold is None else f"{mean}, threshold {summary.threshold}"
+    score = mean if summary.threshold is None else f"{mean}, threshold {summary.threshold}"
+    return "; ".join([score, *(gate.text for gate in summary.other_gates)])

@@ -107,6 +107,34 @@ DatasetField = Annotated[
 ]
 
 
+#: A mean score or a pass rate.
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class Thresholds(SpecModel):
+    """The lowest values that count as success, from 0 to 1, over the rows of all targets."""
+
+    score: Share | None = None
+    """The lowest mean score."""
+    pass_rate: Share | None = None
+    """The lowest share of graded rows that passed."""
+    graders: dict[NonEmptyString, Share] = Field(default_factory=dict)
+    """The lowest mean score of each of these graders."""
+    by: dict[NonEmptyString, dict[NonEmptyString, Share]] = Field(default_factory=dict)
+    """The lowest mean score of the rows with these values, of fields that by of the evaluation names."""
+
+
+def _expand_threshold(threshold: object) -> object:
+    """Turn ``threshold: 0.8`` into ``threshold: {score: 0.8}``."""
+    return {} if threshold is None else threshold if isinstance(threshold, dict) else {"score": threshold}
+
+
+#: `Thresholds`, which may also be written as the lowest mean score alone.
+ThresholdField = Annotated[
+    Thresholds, BeforeValidator(_expand_threshold, json_schema_input_type=Share | Thresholds | None)
+]
+
+
 def _prepared(graders: object) -> object:
     """The graders with names; and with a weight, where they only compare answers: nothing else makes a score."""
     named = named_graders(graders)
@@ -144,8 +172,10 @@ class EvaluationSpec(SpecModel):
     """Which calls go first where a provider key is fully used: interactive, normal or batch. If absent, normal."""
     repeats: Annotated[int, Field(ge=1)] = 1
     """How many times each target answers each case, under each prompt."""
-    threshold: Annotated[float, Field(ge=0, le=1)] | None = None
-    """The lowest mean score that counts as success, from 0 to 1; a run below it ends with exit code 3."""
+    threshold: ThresholdField = Thresholds()
+    """The lowest mean score that counts as success, from 0 to 1; a run below it ends with exit code 3. A map also has
+    pass_rate, the lowest mean score of graders, and that of values of fields (by).
+    """
     graders: Annotated[list[GraderSpec], Field(min_length=1), BeforeValidator(_prepared)] = Field(default_factory=list)
     """The graders of every answer; the score of a row is the mean of their scores and of those of the case's own
     graders, by their weights. Without any each case has graders of its own.
@@ -273,6 +303,7 @@ class Evaluation:
 _MODELS: ModelsByPlace = {
     (): EvaluationSpec,
     ("dataset",): DatasetSpec,
+    ("threshold",): Thresholds,
     ("prompts", "*"): PromptSpec,
     ("prompts", "*", "messages", "*"): PromptMessage,
     **{("graders", "*", *place): model for place, model in GRADER_MODELS.items()},
@@ -302,7 +333,7 @@ def load_evaluation(path: Path, *, judges_only: bool = False, overrides: Sequenc
     names = frozenset(spec.column_names)
     if judges_only:
         judges = list(judges_among(spec.graders))
-        spec = spec.model_copy(update={"graders": judges, "threshold": None, "reduce": None, "by": []})
+        spec = spec.model_copy(update={"graders": judges, "threshold": Thresholds(), "reduce": None, "by": []})
     prompts = load_prompts(spec.prompts or (), path.absolute().parent)
     return Evaluation(
         path=path,

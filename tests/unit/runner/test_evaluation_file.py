@@ -57,7 +57,7 @@ def test_the_protocols_own_example_is_read(tmp_path: Path) -> None:
     judge, same = evaluation.spec.graders
     assert evaluation.spec.dataset == DatasetSpec(file="cases.jsonl")
     assert (evaluation.folder, evaluation.name, evaluation.spec.targets) == (tmp_path, "eval", ["gpt4o", "local"])
-    assert (evaluation.spec.max_calls, evaluation.spec.repeats, evaluation.spec.threshold) == (20000, 2, 0.8)
+    assert (evaluation.spec.max_calls, evaluation.spec.repeats, evaluation.spec.threshold.score) == (20000, 2, 0.8)
     assert (judge.command, judge.judge_target, judge.timeout_seconds) == (["python", "judge.py"], "claude_base", 30)
     assert (judge.target.max_calls, judge.has_explicit_limit) == (10, True)
     assert same == ExactGrader(name="same", builtin="exact")

@@ -80,7 +80,10 @@ def test_the_cost_and_each_thing_that_went_wrong_are_told(tmp_path: Path) -> Non
     assert (first.cost, first.wrong) == (
         "It cost $1.50 for 3 calls.", "Of 6 trials: 1 erred, 1 in doubt, 3 without an answer."
     )  # fmt: skip
-    assert told(write_results(tmp_path / "low", rows[:1])).wrong == "The mean score 0.000 is below the threshold 0.5."
+    assert (
+        told(write_results(tmp_path / "low", rows[:1])).wrong
+        == "It fails: mean score 0.000 is below the threshold 0.5."
+    )
     right = told(write_results(tmp_path / "right", [graded_row("1", 1.0)]))
     assert (right.cost, right.wrong) == ("It took 1 call.", "")
 
