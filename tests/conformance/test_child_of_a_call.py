@@ -78,13 +78,6 @@ async def test_a_request_that_is_delivered_again_has_the_same_answer_and_ends_no
     assert (await driver.info(first)).state is SessionState.CLOSED
 
 
-async def test_a_call_has_one_at_a_time(driver: Driver) -> None:
-    session = await running_call(driver)
-    first, second = [await open_child(driver, session) for _ in range(2)]
-    states = [(await driver.info(one)).state for one in (first, second)]
-    assert states == [SessionState.CLOSED, SessionState.OPEN]
-
-
 async def test_it_narrows_the_session_as_any_child_does(driver: Driver) -> None:
     session = await running_call(driver, max_calls=2, allowed_targets=["a", "b", "c"])
     assert (await driver.info(await open_child(driver, session))).max_calls == 2

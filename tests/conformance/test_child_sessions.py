@@ -161,21 +161,6 @@ async def test_the_session_dies_with_a_call_that_takes_too_long(agent_fleet: Age
                 pass
 
 
-async def test_every_call_has_a_session_of_its_own_and_may_call_no_other_target(agent_fleet: AgentFleet) -> None:
-    async def script(agent: Any, emit: Any, send: Any) -> None:
-        async def ask(models: Any) -> None:
-            with pytest.raises(ForbiddenTarget):
-                await models.invoke("well?", target="other")
-
-        await agent_fleet.with_child_client(agent, ask)
-        emit(agent.observation_event("refused"))
-
-    agent_fleet.script = lambda: Agent(script)
-    async with agent_fleet.fleet.client("agent") as client:
-        assert [(await client.invoke("go")).raw_text for _ in range(2)] == ["refused", "refused"]
-    assert len({agent.session for agent in agent_fleet.instances}) == 2
-
-
 @on_both_transports
 async def test_the_secret_is_in_no_answer_and_in_no_log(
     agent_fleet: AgentFleet, caplog: pytest.LogCaptureFixture

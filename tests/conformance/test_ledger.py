@@ -70,14 +70,6 @@ async def test_two_hundred_at_once_are_granted_exactly_the_limit_with_duplicates
     assert (await driver.info(session)).call_count == 50
 
 
-async def test_nobody_is_taken_for_gone_while_this_service_was(driver: Driver) -> None:
-    session = await driver.open_session()
-    await driver.admit_granted(session, "r1", by="w1")
-    driver.clock_ahead_ms = 16_000
-    driver.ledger.lease_expiry.suspended_until = await driver.ledger.now() + driver.clock_ahead_ms + 10_000
-    assert isinstance(await driver.admit(session, "r1", by="w2"), Deferred)
-
-
 async def test_who_registers_under_an_id_of_its_alone_has_outlived_whoever_had_it_before(driver: Driver) -> None:
     session = await driver.open_session()
     await driver.register("before", worker_id="here", sole=True)

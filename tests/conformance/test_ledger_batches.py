@@ -13,7 +13,7 @@ from quintain.errors import BudgetExhausted, Unauthorized
 from quintain_metadata.ledger import settles
 from quintain_metadata.ledger.call_rows import CallRow
 from quintain_metadata.ledger.calls import CallOperations
-from quintain_metadata.ledger.decisions import AdmitOperation, DeferReason, Deferred
+from quintain_metadata.ledger.decisions import AdmitOperation
 from quintain_metadata.store.base import Moment, Operation, SqlProgram, SqlValue, execute
 from support.ledger_driver import Driver, admit_request, alone, settle_request
 
@@ -52,30 +52,6 @@ async def test_a_budget_that_ends_within_a_batch_is_spent_exactly(driver: Driver
     await CallOperations(ledger).run(batch)
     info = await driver.info(large)
     assert (info.call_count, info.committed, info.refunded, info.running) == (CALLS // 2, CALLS // 2, CALLS // 2, 0)
-    assert await driver.audit_findings() == ()
-
-
-async def test_two_attempts_at_one_call_in_a_batch_are_one_grant(driver: Driver) -> None:
-    session = await driver.open_session(max_calls=CALLS)
-    operations = [admit(session, f"r{number % 5}", f"attempt {number}") for number in range(CALLS)]
-    outcomes = await CallOperations(driver.ledger).run(operations)
-    assert sum(map(is_granted, outcomes)) == 5
-    assert sum(isinstance(outcome, Deferred) and outcome.reason is DeferReason.CALL for outcome in outcomes) == 5
-    assert (await driver.info(session)).call_count == 5
-
-
-async def test_children_are_charged_with_their_parents_and_reservations_are_used(driver: Driver) -> None:
-    parent = await driver.open_session(max_calls=2 * CALLS)
-    child = await driver.open_session(parent=parent, max_calls=CALLS)
-    await driver.reserve(parent, [f"r{number}" for number in range(CALLS)])
-    operations = [
-        admit(session, f"r{number}", f"{session.session_id} {number}")
-        for number in range(CALLS)
-        for session in (child, parent)
-    ]
-    assert all(map(is_granted, await CallOperations(driver.ledger).run(operations)))
-    assert (await driver.info(parent)).call_count == 2 * CALLS
-    assert (await driver.info(child)).call_count == CALLS
     assert await driver.audit_findings() == ()
 
 

@@ -90,14 +90,6 @@ async def test_after_a_gap_of_this_services_own_a_worker_it_knows_has_its_lease(
     assert await defer_reason(driver, session, "r2", by="stranger") is DeferReason.LEASE
 
 
-async def test_a_worker_without_a_lease_hears_what_became_of_a_call(driver: Driver) -> None:
-    session = await driver.open_session()
-    grant = await driver.admit_granted(session, "r1")
-    assert await defer_reason(driver, session, by="stranger") is DeferReason.CALL
-    await driver.settle(session, "r1", grant.attempt_id, AttemptOutcome.CHARGED)
-    assert await fault_of_next_attempt(driver, session, by="stranger") == ("provider_error", True)
-
-
 async def test_what_ends_with_its_deadline_at_a_paused_target_says_so(driver: Driver) -> None:
     session = await driver.open_session(deadline_seconds=30)
     await driver.admit_granted(session, "r1", by="w1")

@@ -207,19 +207,6 @@ async def test_what_lost_calls_reserve_is_held_once_their_session_is_closed(driv
     assert await driver.audit_findings() == ()
 
 
-async def test_the_calls_of_children_count_for_their_parents_too(driver: Driver) -> None:
-    parent = await driver.open_session(max_cost_usd=0.02)
-    with pytest.raises(BadRequest):
-        await driver.open_session(parent=parent, max_cost_usd=0.03)
-    child = await driver.open_session(parent=parent, max_cost_usd=0.01)
-    other = await driver.open_session(parent=parent)
-    await told(driver, child, "r1")
-    assert await told(driver, child, "r2") is DeferReason.MONEY
-    await told(driver, other, "r1")
-    assert await told(driver, other, "r2") is DeferReason.MONEY
-    assert await amounts(driver, parent) == {"reserved": 2 * CENT}
-
-
 async def test_a_call_of_unknown_cost_is_refused_under_a_limit_and_counted_without_one(driver: Driver) -> None:
     limited, free = await driver.open_session(max_cost_usd=1.0), await driver.open_session()
     fault = await driver.admit_fault(limited, "r1", cost_problem="no price of a")
@@ -290,21 +277,6 @@ async def test_held_money_is_told_by_its_cause_and_released_by_the_bill(driver: 
     assert await amounts(driver, session) == {"spent": CENT + CENT // 2 + CENT // 4}
     assert await driver.audit_findings() == ()
     assert await driver.transact(lambda _: held.held_tries(session.session_id)) == []
-
-
-async def test_a_lost_call_that_reports_after_the_release_changes_nothing(driver: Driver) -> None:
-    session = await driver.open_session(max_cost_usd=0.05)
-    lost = await told(driver, session, "r1")
-    driver.clock_ahead_ms += 700_000
-    await driver.sweep()
-    assert await amounts(driver, session) == {"held": CENT}
-    assert await driver.transact(lambda _: held.release_held(session.session_id, 0)) == CENT
-    await settle(driver, session, "r1", lost, AttemptOutcome.RESULT, CENT // 2)
-    info = await driver.info(session)
-    assert await amounts(driver, session) == {}
-    assert info.cost is not None
-    assert (info.cost.unknown, info.tries) == (0, 1)
-    assert await driver.audit_findings() == ()
 
 
 # Calls of lost workers that cannot be paid again end at once, with a word that is true of their charge.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from quintain.contracts.ledger import AttemptOutcome
 from quintain.contracts.values import MAX_DEADLINE_SECONDS
 from quintain.errors import BadRequest
 from quintain_metadata.ledger.calls import CancelResult
@@ -37,14 +36,6 @@ async def test_what_is_delivered_again_takes_over_once_its_calls_worker_is_gone(
     assert (await driver.admit_granted(session, "r", by="w2", redelivered=True)).attempt == 2
     info = await driver.info(session)
     assert (info.call_count, info.running) == (1, 1)
-
-
-async def test_what_is_delivered_again_after_its_call_was_answered_is_told_the_answer(driver: Driver) -> None:
-    session = await driver.open_session()
-    grant = await driver.admit_granted(session, "r")
-    await driver.settle(session, "r", grant.attempt_id, AttemptOutcome.CHARGED)
-    assert (await driver.admit_fault(session, "r", by="w2", redelivered=True)).charged is True
-    assert (await driver.info(session)).call_count == 1
 
 
 async def test_a_call_lasts_twelve_hours_and_a_later_deadline_is_refused_with_the_limit(driver: Driver) -> None:

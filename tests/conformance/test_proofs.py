@@ -121,16 +121,3 @@ async def test_what_a_message_has_is_no_token_for_operations(reader: QueueReader
         with pytest.raises(Unauthorized):
             request = OpenSession(default_target="model")
             await reader.rpc_client.call_route(OPEN, request, headers, timeout_seconds=30)
-
-
-async def test_each_call_of_a_group_has_a_proof_of_its_own_which_is_good_alone(reader: QueueReader) -> None:
-    session = await reader.fleet.open_session("model", 50)
-    async with reader.fleet.client_of(session) as client:
-        await asyncio.gather(*(client.invoke(f"question {number}") for number in range(40)))
-        calls = await reader.take(40)
-        assert len({call.headers[PROOF_HEADER] for call in calls}) == 40
-        again = await asyncio.gather(*(reader.publish(call) for call in calls))
-        assert all(result.replayed for result in again)
-        with pytest.raises(Unauthorized):
-            await reader.publish(calls[-1], proof=str(calls[-2].headers[PROOF_HEADER]))
-        assert (await client.get_info()).call_count == 40

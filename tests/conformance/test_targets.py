@@ -42,9 +42,6 @@ async def placement(request: pytest.FixtureRequest, placement_name: str) -> Asyn
     await stand.close()
 
 
-async def do_nothing(target: Any, emit: Emit, send: Send) -> None: ...
-
-
 # Order.
 
 
@@ -80,19 +77,6 @@ async def test_a_response_carries_the_very_event_and_the_very_controllable(place
 
     await Controller(placement.types).drive(placement.create(script))
     assert placement.instances[-1].notes == [True, True]
-
-
-async def test_a_response_without_an_injection_is_one(placement: TargetPlacement) -> None:
-    async def script(target: Any, emit: Emit, send: Send) -> None:
-        post = target.types.events["ControllablePostCallEvent"]
-        target.notes = [type(await send(post(controllable=target.question, request="q", answer="a"))).__name__]
-
-    async def answer(event: Any) -> Any:
-        assert (event.request, event.answer) == ("q", "a")
-        return placement.types.responses["ControllableNoInjection"](event=event, controllable=event.controllable)
-
-    await Controller(placement.types, answer).drive(placement.create(script))
-    assert placement.instances[-1].notes == ["ControllableNoInjection"]
 
 
 async def test_a_target_that_waits_no_longer_may_go_on_and_the_late_answer_harms_nobody(
@@ -170,12 +154,9 @@ async def test_what_is_said_after_the_end_is_refused(placement: TargetPlacement)
 # What goes wrong.
 
 
-@pytest.mark.parametrize(
-    "error",
-    [ValueError("v"), TypeError("t"), KeyError("k"), RuntimeError("r"), NotImplementedError("n"), LookupError("l")],
-    ids=repr,
-)
-async def test_what_a_run_raises_keeps_its_class_and_its_words(placement: TargetPlacement, error: Exception) -> None:
+async def test_what_a_run_raises_keeps_its_class_and_its_words(placement: TargetPlacement) -> None:
+    error = LookupError("l")
+
     async def script(target: Any, emit: Emit, send: Send) -> None:
         emit(target.observation_event("so far"))
         raise error
@@ -205,20 +186,6 @@ async def test_what_the_controllers_side_raises_passes_the_target_and_comes_back
     with pytest.raises(Broken) as caught:
         await Controller(placement.types, answer).drive(placement.create(script))
     assert caught.value is error
-
-
-# State, and what is exposed.
-
-
-async def test_specs_and_domain_are_the_targets(placement: TargetPlacement) -> None:
-    target = placement.create(do_nothing)
-    [slot], [question] = target.config_specs, target.query_specs
-    assert (slot.name, slot.description) == ("persona", "who it is")
-    assert slot.security_domain is placement.target_class.user  # type: ignore[attr-defined]
-    assert (question.name, [param.name for param in question.params]) == ("runs", ["since"])
-    assert type(slot) is placement.types.module.ConfigSpec
-    assert [root.name for root in target.security_domain.roots] == ["root"]
-    assert len(target.security_domain.distinct_combinations()) == 5
 
 
 # Logs.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -11,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from quintain.client.client import Client, connect
-from quintain.contracts.agents import MAX_STEPS_BYTES, Continuation, Turn
+from quintain.contracts.agents import Continuation, Turn
 from quintain.contracts.invoke import ChatMessage, InvokeRequest, Result
 from quintain.contracts.ledger import TargetCard
-from quintain.errors import BadRequest, ConversationLost, ProviderFailed
+from quintain.errors import BadRequest, ConversationLost
 from quintain.topology import conversation_topology
 from quintain_worker.providers.provider import Billing, OnText, ProviderAnswer, ProviderFailure
 from quintain_worker.target import WorkerTarget
@@ -167,30 +166,6 @@ async def test_a_conversation_that_is_over_gives_its_process_free_at_once(tmp_pa
         with pytest.raises(ConversationLost) as lost:
             await say(client, "three", number=3, continuation=second.continuation)
         assert lost.value.charged is False
-
-
-STEP = {"type": "step", "gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": "pay"}
-
-
-@pytest.mark.parametrize("over", ["amqp", "http"])
-async def test_the_steps_before_a_failure_come_with_it(tmp_path: Path, over: str) -> None:
-    large = {**STEP, "gen_ai.tool.call.result": "x" * (MAX_STEPS_BYTES + 1)}
-    told = "".join(
-        f"print({json.dumps(json.dumps(line))})\n" for line in (large, STEP, {"type": "error", "message": "no"})
-    )
-    (tmp_path / "agent.py").write_text(told)
-    config = "targets: {a: {provider: command, protocol: jsonl, command: [python, agent.py]}}"
-    async with memory_fleet(tmp_path, config) as fleet, AsyncExitStack() as stack:
-        session = await fleet.open_session("a")
-        url = fleet.running.broker_url if over == "amqp" else fleet.gateway_url
-        client = await stack.enter_async_context(connect(url, session.token, memory=fleet.running.memory))
-        with pytest.raises(ProviderFailed) as failed:
-            await client.invoke("Pay it", request_id="one")
-        assert [step.tool for step in failed.value.steps] == ["pay"]
-        assert failed.value.steps_cut.characters
-        with pytest.raises(ProviderFailed) as repeated:
-            await client.invoke("Pay it", request_id="one")
-        assert (repeated.value.charged, list(repeated.value.steps)) == (True, [])
 
 
 async def test_over_http_the_gateway_sends_a_turn_where_its_conversation_is(tmp_path: Path) -> None:

@@ -14,8 +14,6 @@ import pytest
 import quintain
 from quintain.bus.base import Envelope
 from quintain.contracts.hosting import DriverMessage
-from quintain.contracts.message import MAX_BODY_BYTES
-from quintain.errors import ConfigError, RemoteTargetError
 from quintain.remote.connection_thread import ConnectionThread
 from quintain.remote.factory import RemoteFactory
 from quintain.remote.lease import TargetTimeouts
@@ -150,69 +148,9 @@ async def test_a_run_that_does_not_end_is_cancelled_and_a_controller_that_does_n
         await target.teardown()
 
 
-def test_tags_that_are_not_known_here_are_named_by_create_and_matched_by_path_where_that_is_asked(
-    host: ThreadHost, connection_thread: ConnectionThread
-) -> None:
-    with (
-        RemoteFactory(host.name, prefetch=0, connection=connection_thread) as strict,
-        pytest.raises(ConfigError, match="root, root/user, root/tools"),
-    ):
-        strict.create()
-    with RemoteFactory(host.name, prefetch=0, connection=connection_thread, tags="by-path") as factory:
-        assert factory.create().get_controllables()
-
-
 async def test_what_is_no_part_of_the_interface_does_not_cross(remote: RemoteFactory) -> None:
     with pytest.raises(AttributeError, match=r"no 'messages' here: only the Target interface crosses"):
         _ = remote.create().messages
-
-
-async def test_an_error_of_a_class_that_only_the_target_has_names_it_and_brings_its_traceback(
-    host: ThreadHost, remote: RemoteFactory
-) -> None:
-    class Melted(Exception):
-        pass
-
-    async def script(target: Any, emit: Emit, send: Send) -> None:
-        raise Melted("too hot")
-
-    host.serve(lambda: Bot(script))
-    with pytest.raises(RemoteTargetError, match="Melted: too hot") as caught:
-        await controller().drive(remote.create())
-    assert isinstance(caught.value, RuntimeError)
-    assert 'raise Melted("too hot")' in "".join(caught.value.__notes__)
-
-
-async def test_what_is_larger_than_the_broker_takes_is_refused_with_its_size_on_both_sides(
-    host: ThreadHost, remote: RemoteFactory
-) -> None:
-    large = "x" * MAX_BODY_BYTES
-
-    class Large(Bot):
-        def query(self, name: str, **params: str) -> str:
-            return large
-
-    async def script(target: Any, emit: Emit, send: Send) -> None:
-        for say in (emit, send):
-            with pytest.raises(ValueError, match=r"16,\d{3},\d{3} bytes, and 8,388,608"):
-                if (sending := say(target.observation_event(large))) is not None:
-                    await sending
-        with pytest.raises(ValueError, match=r"16,\d{3},\d{3} bytes, and 8,388,608"):
-            await send(target.request_event("a"))
-        target.notes = ["went on"]
-
-    async def answer(event: Any) -> Any:
-        return one.injection(event, large)
-
-    host.serve(lambda: Large(script))
-    one, target = controller(answer), remote.create()
-    with pytest.raises(ValueError, match=r"'set_config' .* has 16,\d{3},\d{3} bytes, and 8,388,608"):
-        target.set_config("persona", large)
-    with pytest.raises(ValueError, match=r"'result' .* has 16,\d{3},\d{3} bytes, and 8,388,608"):
-        target.query("large")
-    await one.drive(target)
-    assert host.instances[-1].notes == ["went on"]
-    await target.teardown()
 
 
 # Leases.

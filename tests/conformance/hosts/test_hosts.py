@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ from quintain.remote.factory import RemoteFactory
 from quintain.remote.lease import TargetTimeouts
 from quintain.target.type_registry import QUINTAIN_TYPES
 from support.target_placements import Controller
-from support.waiting import wait_until
 
 pytestmark = pytest.mark.every_broker
 
@@ -37,23 +35,6 @@ async def shown(target: Any, *script: list[Any], answer: Callable[[Any], Awaitab
     one = controller(answer)
     await one.drive(target)
     return one.contents()
-
-
-async def test_a_target_is_described_in_its_current_configuration(remote: RemoteFactory) -> None:
-    target = remote.create()
-    assert [tag.name for tag in target.security_domain.tags] == ["root", "user", "tools"]
-    assert [spec.name for spec in target.config_specs] == ["script", "persona", "diary"]
-    assert [(spec.name, [param.name for param in spec.params]) for spec in target.query_specs] == [
-        ("runs", ["since"]),
-        ("count", []),
-    ]
-    assert [each.security_domain for each in target.get_controllables()] == TAGS[1:]
-    target.set_config("persona", "quiet")
-    assert [each.name for each in target.get_controllables()] == ["question", "voice of quiet"]
-    assert [(each.observable.name, each.content) for each in target.get_observables()] == [
-        ("screen", {"persona": "quiet"})
-    ]
-    await target.teardown()
 
 
 async def test_a_reset_clears_the_last_run_and_a_lease_begins_anew(remote: RemoteFactory) -> None:
@@ -115,24 +96,6 @@ async def test_what_a_target_raises_ends_the_run_and_not_the_lease(remote: Remot
         await shown(target, ["emit", "a"], ["fail", "out of paper"], ["emit", "b"])
     assert await shown(target, ["emit", "c"]) == ["c"]
     await target.teardown()
-
-
-async def test_a_cancelled_run_is_cancelled_in_the_target_and_another_one_may_follow(
-    remote: RemoteFactory, tmp_path: Path
-) -> None:
-    target, diary = remote.create(), tmp_path / "diary"
-    target.set_config("diary", str(diary))
-    set_script(target, ["emit", "begun"], ["wait"])
-    one = controller()
-    run = asyncio.create_task(one.drive(target))
-    await wait_until(lambda: one.seen, seconds=20)
-    run.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await run
-    await wait_until(lambda: diary.exists() and diary.read_text() == "cancelled\n", seconds=20)
-    assert await shown(target, ["emit", "again"]) == ["again"]
-    await target.teardown()
-    assert diary.read_text() == "cancelled\ntorn down\n"
 
 
 async def test_each_slot_has_one_instance_and_a_third_lease_waits(

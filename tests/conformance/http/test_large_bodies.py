@@ -69,22 +69,6 @@ async def test_without_a_limit_of_its_own_a_session_sends_1_mib_and_gets_8(fleet
         assert (too_large.value.status_code, too_large.value.code) == (502, "reply_too_large")
 
 
-async def test_the_ledger_holds_the_limit_where_no_gateway_does(fleet: ModelFleet) -> None:
-    running = fleet.fleet.running
-    question = "x" * 1_100_000
-    async with connect(running.broker_url, await fleet.token(), memory=running.memory) as client:
-        for target in ("echo", None):
-            with pytest.raises(PayloadTooLarge) as refused:
-                await client.invoke(question=question, target=target)
-            assert not refused.value.charged
-        assert (await client.get_info()).call_count == 0
-    allowed = await fleet.token(max_body_bytes=2_000_000)
-    async with connect(running.broker_url, allowed, memory=running.memory) as client:
-        assert (await client.invoke(question=question, target="echo")).raw_text == question
-        info = await client.get_info()
-        assert (info.call_count, info.max_body_bytes) == (1, 2_000_000)
-
-
 async def test_answers_over_8_mib_pass_where_a_session_allows_them(fleet: ModelFleet) -> None:
     assert len(LARGE_ANSWER) > DEFAULT_REPLY_BYTES
     token = await fleet.token(max_body_bytes=MAX_BODY_BYTES)

@@ -149,17 +149,3 @@ async def test_who_leaves_a_waiting_stream_has_the_call_taken_back(fleet: ModelF
         await wait_for_call_count(door, 1)  # the one above still waits
     async with open_gateway_client(fleet.url, door.token) as again:
         await wait_for_call_count(again, 0)
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_who_leaves_under_a_key_is_answered_when_coming_back(fleet: ModelFleet, stream: bool) -> None:
-    key = {"Idempotency-Key": f"mine {stream}"}
-    async with open_gateway_client(fleet.url, await fleet.token(5)) as door:
-        asked = asyncio.create_task(door.http.post(CHAT, json={**ASK, "stream": stream}, headers=key))
-        await wait_for_call_count(door, 1)
-        asked.cancel()
-        await asyncio.gather(asked, return_exceptions=True)
-        async with fleet.worker(AWAY):
-            response = await door.http.post(CHAT, json=ASK, headers=key)
-        assert response.json()["choices"][0]["message"]["content"] == "Hello there"
-        assert await door.read_call_count() == 1

@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import json
 import logging
-import re
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 import pytest
 from chatbot_target import USER_TAG, ChatbotTarget
 from superred.core import Optimizer, Target, TargetFactory, Task
-from superred.core.controller import Controller, run_all
+from superred.core.controller import Controller
 from superred.core.interfaces.security_claim import SecurityClaim
 from superred.core.interfaces.task import NotApplicable
 from superred.core.types.evaluation import EvaluationResult, Score
@@ -353,36 +352,6 @@ async def test_each_run_of_a_task_is_recorded_under_its_goal(host: ThreadHost, b
 
 
 # Several at once.
-
-
-async def test_two_controllers_share_a_pool(host: ThreadHost, broker_url: str) -> None:
-    host.serve(lambda: Bot(chat))
-    remote = remote_factory(host.name, concurrency=2, url=broker_url)
-    scope = remote.scope("user")
-    try:
-        claims = [[TaskWithoutGoal(f"{who} {number}") for number in range(4)] for who in ("anne", "bob")]
-        results = await run_all([controller(remote, scope, claim) for claim in claims], report=False)
-    finally:
-        remote.close()
-    assert [[task.error for task in result.task_results] for result in results] == [[None] * 4] * 2
-    assert all(len(task.runs) == 1 for result in results for task in result.task_results)
-
-
-async def test_a_targets_log_is_its_tasks(host: ThreadHost, remote: Any, tmp_path: Path) -> None:
-    tasks = [
-        TaskWithoutGoal(f"task {name}", lambda target, name=name: target.set_config("persona", name))  # type: ignore[misc]
-        for name in ("anne", "bob")
-    ]
-    result = await controller(remote, remote.scope("user"), tasks, persist=True, results_dir=tmp_path).run()
-    assert [task.error for task in result.task_results] == [None, None]
-    told = {
-        re.sub(r".*__", "", log.parents[1].name): log.read_text()
-        for log in tmp_path.rglob("tasks/*/logs/diagnostics.log")
-    }
-    assert {name: [who for who in ("anne", "bob") if f"I am {who}" in text] for name, text in told.items()} == {
-        "task_anne": ["anne"],
-        "task_bob": ["bob"],
-    }
 
 
 def test_a_copy_of_a_factory_is_as_whole_as_the_factory(host: ThreadHost, broker_url: str) -> None:

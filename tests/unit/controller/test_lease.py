@@ -22,11 +22,8 @@ from quintain.remote.child_session import ChildSessionPolicy
 from quintain.remote.lease import TargetTimeouts
 from quintain.target import (
     ControllableInjection,
-    ControllableNoInjection,
     Event,
     EventResponse,
-    SecurityDomainTag,
-    scope_includes,
 )
 from quintain_host.host import Host
 from quintain_view.trajectory_files import read_trajectory, trajectory_names
@@ -130,29 +127,6 @@ async def test_three_tasks_on_two_slots_wait_without_blocking_the_loop(host: Bot
     assert peak == 2
 
 
-async def test_the_scope_decides_what_is_asked_and_what_is_seen(host: BotHost) -> None:
-    asked: list[Event] = []
-
-    async def attack(event: Event) -> EventResponse | None:
-        asked.append(event)
-        return None
-
-    # Another object of the same path: a scope is never silently that of nothing.
-    mine = SecurityDomainTag("tools", SecurityDomainTag("root"))
-    async with host.lease(scope=mine, read_only=["user"]) as target:
-        trajectory = await target.run(on_event=attack)
-        assert target.scope == {mine}
-        assert all(tag is mine for tag in target.scope)
-    assert asked == []
-    assert in_words(trajectory.filtered) == ["hello", "left", "as it was"]
-    (event, response, shown) = trajectory.snapshot()
-    assert isinstance(response, ControllableNoInjection)
-    assert response.event is event
-    assert isinstance(shown, Event)
-    assert shown.security_domain is not None
-    assert scope_includes(target.scope, shown.security_domain)
-
-
 async def test_a_tag_that_the_target_does_not_have_is_refused_and_the_slot_is_free_again(host: BotHost) -> None:
     for _ in range(3):
         with pytest.raises(ConfigError, match="has no tag mail.*it has root, root/user, root/tools"):
@@ -218,18 +192,6 @@ async def test_a_name_that_nobody_serves_and_a_slot_that_is_not_free_in_time_are
             await wait_until(lambda: "waited for" in caplog.text, seconds=20)
         assert not waiting.done()
     assert await waiting == second.host_id
-
-
-async def test_who_stops_waiting_for_a_slot_leaves_it_to_the_others(host: BotHost) -> None:
-    async def wait() -> None:
-        async with host.lease():
-            raise AssertionError("nobody waits for this instance")
-
-    async with host.lease(), host.lease():
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(wait(), 0.5)
-    async with host.lease(), host.lease():
-        pass
 
 
 async def test_a_cancelled_attack_gives_its_slot_back(host: BotHost) -> None:

@@ -136,26 +136,6 @@ async def test_what_would_end_a_loop_is_an_error_and_the_thread_continues(instan
     assert await instance_thread.call(lambda: "alive") == "alive"
 
 
-async def test_what_is_cancelled_here_is_cancelled_there_before_it_is_over_here(
-    instance_thread: InstanceThread,
-) -> None:
-    began, ended = threading.Event(), threading.Event()
-
-    async def wait() -> None:
-        began.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            ended.set()
-
-    playing = asyncio.create_task(instance_thread.run(wait()))
-    await asyncio.to_thread(began.wait)
-    playing.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await playing
-    assert ended.is_set()
-
-
 async def test_a_closed_instance_thread_has_cancelled_its_work_and_accepts_none() -> None:
     stage = InstanceThread("test")
     began, ended = threading.Event(), threading.Event()

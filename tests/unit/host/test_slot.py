@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from quintain.bus.base import Bus, Consumer, Envelope, Handler
+from quintain.bus.base import Bus, Consumer, Envelope
 from quintain.bus.memory import MemoryBroker
 from quintain.contracts.hosting import (
     LEASE_TYPE,
@@ -28,7 +28,7 @@ from quintain.errors import BadRequest, HostLost, NoAnswer
 from quintain.remote.lease import RemoteLease, TargetTimeouts, acquire_lease, describe_host
 from quintain.rpc.requests import RpcClient, RpcRequest, parse_reply
 from quintain.timings import DEFAULT_TIMINGS, Timings
-from quintain.topology import HOST, Exchange, Queue, Topology
+from quintain.topology import HOST
 from quintain_host.host import Host
 from support.quick import timings
 from support.target_placements import scripted_target_class
@@ -88,55 +88,6 @@ async def host_client() -> AsyncIterator[HostClient]:
     await bus.close()
     await theirs.close()
     broker.close()
-
-
-class NotingBus:
-    """A bus whose operations are noted."""
-
-    def __init__(self, bus: Bus, noted: list[str]) -> None:
-        self._bus, self._noted = bus, noted
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._bus, name)
-
-    async def publish(self, exchange: Exchange, key: str, envelope: Envelope, **more: Any) -> None:
-        self._noted.append(f"publish {envelope.type}")
-        await self._bus.publish(exchange, key, envelope, **more)
-
-    async def declare(self, topology: Topology, **more: Any) -> None:
-        self._noted.append("declare")
-        await self._bus.declare(topology, **more)
-
-    async def consume(self, queue: Queue, handler: Handler, **more: Any) -> Consumer:
-        consumer = await self._bus.consume(queue, handler, **more)
-        self._noted.append("consume requests" if queue.name == "quintain.host.bot" else "consume")
-        return consumer
-
-
-async def test_between_two_leases_a_slot_does_nothing_that_can_be_done_in_advance(host_client: HostClient) -> None:
-    noted: list[str] = []
-
-    class Noting(Bot):
-        def __init__(self) -> None:
-            super().__init__(do_nothing)
-            noted.append("create")
-
-        async def teardown(self) -> None:
-            noted.append("tear down")
-
-    host_client.bus = NotingBus(host_client.bus, noted)
-    host_client.factory = Noting
-    await host_client.serve()
-    first = await host_client.lease()
-    second = asyncio.create_task(host_client.lease())
-    # The queues of this lease and of the next one.
-    await wait_until(lambda: noted.count("consume") == 2)
-    noted.clear()
-    await first.call(Teardown())
-    await second
-    until = noted.index("publish lease", noted.index("create")) + 1
-    # The driver asks for a lease and for the teardown; the slot says its results, and offers the next lease.
-    assert sorted(noted[:until]) == sorted(["tear down", "consume requests", "create", *5 * ["publish lease"]])
 
 
 async def test_a_free_slot_says_which_factory_it_runs_and_a_busy_one_says_nothing(host_client: HostClient) -> None:

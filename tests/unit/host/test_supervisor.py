@@ -232,13 +232,6 @@ def is_alive(pid: int) -> bool:
     return True
 
 
-async def test_a_child_that_dies_is_started_again_and_the_other_is_left_alone(two_processes: SlotProcesses) -> None:
-    doomed, other = pids_of(two_processes)
-    os.kill(doomed, signal.SIGKILL)
-    await wait_until(lambda: doomed not in pids_of(two_processes) and len(pids_of(two_processes)) == 2)
-    assert other in pids_of(two_processes)
-
-
 async def test_a_child_that_is_stopped_is_killed_and_replaced_and_one_that_is_busy_is_not(
     two_processes: SlotProcesses, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -88,25 +88,6 @@ async def test_a_waiting_call_whose_message_comes_again_elsewhere_keeps_its_plac
     assert (desk.order, desk.answer(again.attempt_id)) == (["r1", "r2", "r3"], "replayed")
 
 
-async def test_at_the_targets_limit_the_first_to_come_is_the_first_to_run(desk: QueueDriver) -> None:
-    await limit(desk)
-    for name, worker in (("r0", "w1"), ("r1", "w1"), ("r2", "w2"), ("r3", "w1")):
-        await desk.admit(name, incarnation=worker)
-    for done in ("r0", "r1", "r2"):
-        await desk.settle(desk.attempt_of(done))
-    assert desk.order == ["r0", "r1", "r2", "r3"]
-    # However many wait there, none of them is a duplicate.
-    assert {*await desk.admit(*(f"n{number}" for number in range(10)))} == {"waits"}
-
-
-async def test_a_slot_of_one_target_wakes_nobody_at_another(desk: QueueDriver) -> None:
-    await limit(desk, "a", "b")
-    await desk.admit("at a", "waits at a")
-    await desk.admit("at b", "waits at b", target="b")
-    await desk.settle(desk.attempt_of("at b"))
-    assert desk.told("waits at a", "waits at b") == ["waits", "granted"]
-
-
 async def test_a_repeated_admit_takes_the_place_of_its_waiter(desk: QueueDriver) -> None:
     await limit(desk)
     await desk.admit("running", "first", "second")
@@ -201,33 +182,12 @@ async def test_a_deadline_that_nobody_named_begins_when_the_call_is_first_heard(
     assert before + 100_000 <= desk.answers[desk.attempt_of("waiting")].deadline <= after + 100_000
 
 
-async def test_a_worker_without_a_lease_waits_and_keeps_nobody_else_waiting(desk: QueueDriver) -> None:
-    await limit(desk)
-    for name, worker in (("running", "w1"), ("first", "stranger"), ("second", "w1")):
-        await desk.admit(name, incarnation=worker)
-    await desk.settle(desk.attempt_of("running"))
-    assert desk.told("first", "second") == ["waits", "granted"]
-    await desk.settle(desk.attempt_of("second"))
-    await desk.register("a", incarnation="stranger", without=True)
-    await desk.sweep()
-    assert desk.told("first") == ["granted"]
-
-
 async def test_a_duplicate_is_answered_when_its_call_ends_though_the_target_is_paused(desk: QueueDriver) -> None:
     await desk.admit("r1")
     await desk.pause("a", 60_000)
     assert await desk.admit("r2", "r1") == ["waits", "waits"]
     await desk.settle(desk.attempts("r1")[0])
     assert desk.told("r2", "r1") == ["waits", "granted", "replayed"]
-
-
-async def test_what_waited_for_the_end_of_a_pause_goes_on_at_the_next_sweep(desk: QueueDriver) -> None:
-    await desk.pause("a", 60_000)
-    assert await desk.admit("r1", "r2") == ["waits", "waits"]
-    assert await desk.admit("r3", target="b") == ["granted"]
-    await desk.driver.ledger.transact(lambda _: execute("UPDATE target SET paused_until = 0"))
-    await desk.sweep()
-    assert desk.told("r1", "r2") == ["granted", "granted"]
 
 
 async def test_a_duplicate_that_came_to_wait_for_a_slot_is_no_duplicate_any_more(desk: QueueDriver) -> None:
@@ -237,18 +197,6 @@ async def test_a_duplicate_that_came_to_wait_for_a_slot_is_no_duplicate_any_more
     for _ in range(2):
         await desk.sweep()
     assert await desk.admit("r1") == ["waits"]
-
-
-async def test_take_overs_come_before_new_calls_that_have_waited_longer(desk: QueueDriver) -> None:
-    await limit(desk, calls=2)
-    await desk.admit("lost")
-    await desk.admit("running", "new", "lost", incarnation="w2")
-    await desk.register("a", incarnation="w2", limit=1, without=True)  # a lapse alone frees nothing
-    await desk.driver.expire_lease("w1")
-    await desk.sweep()
-    assert desk.told("new", "lost") == ["waits", "granted", "waits"]
-    await desk.settle(desk.attempt_of("running"))
-    assert desk.told("new", "lost") == ["waits", "granted", "granted"]
 
 
 async def test_a_new_call_waits_behind_others_though_there_is_room(desk: QueueDriver) -> None:
@@ -294,13 +242,6 @@ async def test_a_sweep_renews_the_joins_so_that_their_calls_are_not_cancelled(de
     await desk.driver.ledger.transact(lambda _: execute("UPDATE call SET joined_until = 0"))
     await desk.sweep()
     assert (await desk.driver.cancel(desk.session, "r1")).cancelled_count == 0
-
-
-async def test_an_attempt_whose_worker_waits_no_longer_is_forgotten(desk: QueueDriver) -> None:
-    await limit(desk)
-    await desk.admit("r1", "r2")
-    await desk.settle(desk.attempt_of("r2"), AttemptOutcome.NEVER_SENT, None)
-    assert desk.queue.waiting_count == 0
 
 
 async def test_the_next_try_of_a_call_waits_for_its_time_and_for_no_sweep(desk: QueueDriver) -> None:

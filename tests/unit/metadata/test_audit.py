@@ -34,11 +34,6 @@ async def run_audit(path: Path) -> audit.AuditReport:
         return await snapshot.read(audit.verify_counters())
 
 
-async def test_a_ledger_as_the_service_writes_it_has_no_findings(tmp_path: Path) -> None:
-    await write_ledger(tmp_path / "ledger")
-    assert await run_audit(tmp_path / "ledger") == audit.AuditReport(sessions=2, calls=3, findings=())
-
-
 @pytest.mark.parametrize(
     ("harm", "rule"),
     [

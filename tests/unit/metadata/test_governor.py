@@ -19,7 +19,7 @@ from quintain.contracts.quota import (
 )
 from quintain.contracts.session import Priority
 from quintain_metadata.quotas.fair_queue import Waiting
-from quintain_metadata.quotas.governor import QuotaFigures, smallest_terms
+from quintain_metadata.quotas.governor import QuotaFigures
 from quintain_metadata.quotas.limits import MAX_PAUSE_SECONDS, CutCause
 from quintain_metadata.quotas.outages import FAILURES_BEFORE_OUTAGE, FIRST_PROBE_SECONDS, MAX_PROBE_SECONDS
 from support.one_key import OneKey
@@ -139,18 +139,6 @@ def test_a_higher_priority_comes_first_and_each_lower_one_has_its_floor() -> Non
         on.end(now, order[-1], ANSWERED)
     counts = [sum(name.startswith(priority.name) for name in order) for priority in Priority]
     assert counts == [91, 4, 5]
-
-
-def test_a_configured_rate_is_paced_and_never_exceeded_in_a_minute() -> None:
-    on = governor(requests_per_minute=60, start=200, max=200)
-    wait(on, *(str(number) for number in range(200)))
-    starts, now = list[float](), 0.0
-    while now < 120:
-        starts += [now] * len(granted(on, now))
-        now = max(on.due_at(now), now + 1e-6)
-    for start in starts:
-        assert sum(start <= at < start + 60 for at in starts) <= 60
-    assert 115 <= len(starts) <= 120
 
 
 def test_tokens_are_taken_at_the_start_and_corrected_at_the_end() -> None:
@@ -415,10 +403,3 @@ def test_other_terms_hold_at_once_and_drop_no_running_call() -> None:
         assert granted(on, 1) == []
     on.end(1, running[7], ANSWERED)
     assert len(granted(on, 1)) == 1
-
-
-def test_of_different_terms_the_smallest_counts() -> None:
-    first = QuotaTerms(requests_per_minute=100, start=30, min=5, max=40)
-    second = QuotaTerms(requests_per_minute=50, tokens_per_minute=9, start=20, min=2, max=25)
-    smallest = QuotaTerms(requests_per_minute=50, tokens_per_minute=9, start=20, min=2, max=25)
-    assert smallest_terms([first, second]) == smallest_terms([second, first]) == smallest

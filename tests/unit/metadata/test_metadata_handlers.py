@@ -224,15 +224,6 @@ async def test_a_number_that_no_ledger_can_hold_is_the_askers_mistake(
         await metadata.call_operation(operation, ADMIN_TOKEN, body)
 
 
-async def test_a_deadline_too_far_ahead_is_refused_and_one_of_long_ago_is_none(
-    metadata: Metadata, session: SessionOpened
-) -> None:
-    with pytest.raises(BadRequest, match="43200"):
-        await metadata.call_operation("reserve", session.token, {"requestIds": ["r1"], "deadline": 10**30})
-    ask = {"requestIds": ["r2"], "deadline": -(10**30)}
-    assert await metadata.call_operation("reserve", session.token, ask) == {"granted": 1}
-
-
 async def test_the_list_is_paged_newest_first_and_filtered(metadata: Metadata) -> None:
     opened = [await metadata.driver.open_session(label=str(number)) for number in range(105)]
     closed = opened[50].session_id

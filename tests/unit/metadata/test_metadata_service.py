@@ -108,21 +108,6 @@ async def failing_updates(metadata: Metadata, request_id: str) -> AsyncIterator[
     connection.execute("DROP TRIGGER curse")
 
 
-async def test_a_held_admit_is_answered_when_the_call_is_settled(
-    metadata: Metadata, session: SessionOpened, worker: Worker
-) -> None:
-    first, second = admit_request(session, "r1"), admit_request(session, "r1")
-    await worker.admit(first, second)
-    answer = await worker.next_reply()
-    assert [item.attempt_id for item in answer.items] == [first.attempt_id]
-    assert answer.held == [second.attempt_id]
-    await worker.settle(settle_request(session, first))
-    (told,) = (await worker.next_reply()).items
-    assert told.attempt_id == second.attempt_id
-    assert told.replay is not None
-    assert told.replay.raw_text == "yes"
-
-
 @pytest.mark.parametrize(
     "change", [{"redelivered": "often"}, {"deadline": "soon"}, {"target": ""}, {"requestId": ""}, {"attemptId": 7}]
 )

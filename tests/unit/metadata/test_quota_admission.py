@@ -24,14 +24,6 @@ async def desk() -> AsyncIterator[QueueDriver]:
         yield desk
 
 
-async def test_a_call_without_a_place_waits_and_starts_when_another_one_ends(desk: QueueDriver) -> None:
-    assert await desk.admit("r1", "r2", "r3", "r4") == ["granted", "granted", "waits", "waits"]
-    assert (desk.state().limit, desk.state().in_flight, desk.state().waiting) == (2, 2, 2)
-    await desk.settle(desk.attempt_of("r1"))
-    assert desk.order == ["r1", "r2", "r3"]
-    assert (desk.state().in_flight, desk.state().waiting, await desk.count_running()) == (2, 1, 2)
-
-
 async def test_what_the_ledger_refuses_or_replays_needs_no_place(desk: QueueDriver) -> None:
     small = await desk.driver.open_session(max_calls=1)
     await desk.admit("r0", session=small)
@@ -51,13 +43,6 @@ async def test_a_place_that_the_ledger_does_not_grant_is_given_back(desk: QueueD
     await desk.admit("r1")
     await desk.admit("r1", incarnation="w1")  # it joins the first, and takes no place
     assert (desk.state().in_flight, desk.state().waiting) == (1, 0)
-
-
-async def test_a_granted_admit_that_is_repeated_has_one_place(desk: QueueDriver) -> None:
-    admit = desk.request("r1")
-    for _ in range(3):
-        assert await desk.send(admit) == ["granted"]
-    assert desk.state().in_flight == 1
 
 
 async def test_a_new_service_counts_what_runs(desk: QueueDriver) -> None:

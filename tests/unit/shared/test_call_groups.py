@@ -87,13 +87,6 @@ async def test_no_call_shares_a_message_before_info_allows_it(one: OneTarget) ->
     assert sorted(one.messages) == [["x"], ["y"], ["z"]]
 
 
-async def test_calls_made_together_share_a_message_and_each_gets_its_own_answer(one: OneTarget) -> None:
-    one.groups.learn(INFO.with_fields(group_slots={"a": 64}))
-    results = await asyncio.gather(*one.ask("x", "y", "z"))
-    assert [one.raw_text for one in results] == ["x", "y", "z"]
-    assert one.messages == [["x", "y", "z"]]
-
-
 async def test_a_group_has_no_more_calls_than_its_size(one: OneTarget) -> None:
     one.groups.learn(INFO.with_fields(group_slots={"a": 16}))
     await asyncio.gather(*one.ask("1", "2", "3", "4", "5"))

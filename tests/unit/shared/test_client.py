@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import AsyncIterator, Callable, Coroutine
-from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
@@ -38,7 +37,6 @@ from quintain.errors import (
     ConfigError,
     Expired,
     Fault,
-    ForbiddenTarget,
     Overloaded,
     ProviderFailed,
     UnknownTarget,
@@ -56,21 +54,8 @@ from quintain.topology import (
     target_topology,
 )
 from support.fake_client import INFO
-from support.memory_fleet import MemoryFleet, memory_fleet
 
 Returned = TypeVar("Returned")
-
-CONFIG = """
-targets:
-  echo: {provider: mock}
-  broken: {provider: mock, fail_rate: 1, max_tries: 1}
-"""
-
-
-@pytest.fixture
-async def fleet(tmp_path: Path) -> AsyncIterator[MemoryFleet]:
-    async with memory_fleet(tmp_path, CONFIG) as fleet:
-        yield fleet
 
 
 class ScriptedMetadata:
@@ -188,16 +173,6 @@ async def test_an_invoke_has_a_deadline_and_settings_of_a_mapping(
     assert sent.headers[REQUEST_ID_HEADER] == "mine"
     settings = InvokeRequest.from_wire(sent.body).settings
     assert settings.temperature == 0.5
-
-
-async def test_a_refused_item_ends_its_reservation_whoever_refuses_it(fleet: MemoryFleet) -> None:
-    async with fleet.client("echo", allowed_targets=["echo"]) as client:
-        ids = await client.reserve(2)
-        for name, target in zip(ids, ["broken", "nope"], strict=True):
-            with pytest.raises((ForbiddenTarget, UnknownTarget), match=target):
-                await client.send(InvokeRequest(question="x", target=target), request_id=name)
-        info = await client.get_info()
-    assert (info.reserved, info.call_count) == (0, 0)
 
 
 async def test_nobody_in_time_is_expired_may_have_been_charged_and_is_not_taken_back(

@@ -54,25 +54,6 @@ def add_all(batcher: Batcher[str], *items: str) -> list[asyncio.Future[None]]:
     return [batcher.add(item) for item in items]
 
 
-async def test_the_first_goes_at_once_and_the_others_together_when_it_has_gone(sender: SlowSender) -> None:
-    batcher = Batcher(sender.send)
-    first = add_all(batcher, "a")
-    assert await sender.begun.get() == ["a"]
-    others = add_all(batcher, "b", "c", "d")
-    await asyncio.sleep(0)
-    assert sender.batches == [["a"]]
-    sender.go_on.set()
-    await asyncio.gather(*first, *others)
-    assert sender.batches == [["a"], ["b", "c", "d"]]
-
-
-async def test_what_is_ready_at_the_same_moment_goes_together_and_in_order(sender: SlowSender) -> None:
-    sender.go_on.set()
-    batcher = Batcher(sender.send, max_concurrent=4)
-    await asyncio.gather(*(batcher.add(str(number)) for number in range(10)))
-    assert sender.batches == [[str(number) for number in range(10)]]
-
-
 async def test_no_batch_has_more_than_the_most_and_order_is_kept(sender: SlowSender) -> None:
     sender.go_on.set()
     batcher = Batcher(sender.send, max_batch=3)

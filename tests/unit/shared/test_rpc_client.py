@@ -9,15 +9,14 @@ from typing import Any
 
 import pytest
 
-from quintain.bus.base import PUBLISH_TIMEOUT_SECONDS, Bus, Delivery, Envelope
+from quintain.bus.base import Bus, Delivery, Envelope
 from quintain.bus.memory import MemoryBroker, MemoryBus
 from quintain.contracts.session import CallsReleased, ReleaseCalls
-from quintain.errors import BrokerUnavailable, BusError, InternalFault, NoAnswer, Overloaded, QueueFull, Unroutable
+from quintain.errors import BusError, InternalFault, NoAnswer, Overloaded, QueueFull, Unroutable
 from quintain.routes import RELEASE
-from quintain.rpc import own_queues as reply_queue
 from quintain.rpc.requests import RpcClient, RpcRequest
 from quintain.rpc.server import send_reply
-from quintain.topology import METADATA, METADATA_QUEUE, METADATA_TOPOLOGY, REPLY, UNROUTED, Exchange, Topology
+from quintain.topology import METADATA, METADATA_QUEUE, METADATA_TOPOLOGY, REPLY, UNROUTED, Exchange
 
 
 class ScriptedService:
@@ -280,56 +279,6 @@ async def test_what_the_broker_may_have_dropped_for_its_age_is_not_asked_again(
     await asyncio.gather(asking, return_exceptions=True)
 
 
-class FlakyBus(MemoryBus):
-    """A connection whose broker can be ``unavailable``; it says when somebody tried in vain."""
-
-    def __init__(self, broker: MemoryBroker) -> None:
-        super().__init__(broker)
-        self.unavailable = False
-        self.attempted = asyncio.Event()
-
-    async def declare(self, topology: Topology, *, redeclare: bool = True) -> None:
-        self._require_available()
-        await super().declare(topology, redeclare=redeclare)
-
-    async def publish(
-        self, exchange: Exchange, key: str, envelope: Envelope, *, timeout_seconds: float = PUBLISH_TIMEOUT_SECONDS
-    ) -> None:
-        self._require_available()
-        await super().publish(exchange, key, envelope, timeout_seconds=timeout_seconds)
-
-    def _require_available(self) -> None:
-        if self.unavailable:
-            self.attempted.set()
-            raise BrokerUnavailable("away")
-
-
-@pytest.fixture
-async def flaky_bus(memory: MemoryBroker, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[FlakyBus, RpcClient]]:
-    monkeypatch.setattr(reply_queue, "RETRY_SECONDS", 0.01)
-    bus = FlakyBus(memory)
-    caller = RpcClient(bus)
-    await caller.start()
-    yield bus, caller
-    await caller.close()
-    await bus.close()
-
-
-async def test_while_the_broker_is_away_a_fresh_reply_queue_is_tried_for_again(
-    memory: MemoryBroker, flaky_bus: tuple[FlakyBus, RpcClient], service: ScriptedService
-) -> None:
-    bus, caller = flaky_bus
-    asking = start_release(caller, "r1")
-    await service.requests.get()
-    bus.unavailable = True
-    lose_reply_queue(memory, caller)
-    async with asyncio.timeout(5):
-        await bus.attempted.wait()
-        bus.unavailable = False
-        await send_reply(service.bus, await service.requests.get(), CallsReleased(released=1))
-        assert (await asking).released == 1
-
-
 async def test_a_question_nobody_serves_right_now_is_asked_again_until_somebody_does(
     memory: MemoryBroker, rpc_client: RpcClient, service: ScriptedService
 ) -> None:
@@ -373,20 +322,3 @@ async def test_two_hundred_calls_a_lost_reply_queue_and_a_close_leave_nothing_be
     assert bus._redeclared_topology.queues == ()
     assert memory._bindings[REPLY.name] == []
     await bus.close()
-
-
-async def test_a_close_during_the_move_to_a_fresh_queue_leaves_nothing_behind(
-    memory: MemoryBroker, flaky_bus: tuple[FlakyBus, RpcClient], service: ScriptedService
-) -> None:
-    bus, caller = flaky_bus
-    asking = start_release(caller, "r1")
-    await service.requests.get()
-    tasks = asyncio.all_tasks() - {asking}
-    bus.unavailable = True
-    lose_reply_queue(memory, caller)
-    await bus.attempted.wait()
-    await caller.close()
-    asking.cancel()
-    await asyncio.gather(asking, return_exceptions=True)
-    assert asyncio.all_tasks() == tasks
-    assert (reply_queues(memory), len(bus._consumers)) == ([], 0)

@@ -71,14 +71,6 @@ async def asking(ledger: FakeLedgerService, request: pytest.FixtureRequest) -> A
     await bus.close()
 
 
-async def test_a_grant_is_heard_and_nothing_is_left_waiting(asking: Admits, ledger: FakeLedgerService) -> None:
-    admission = await asking.admit("r1")
-    assert admission is not None
-    assert (admission.attempt_id, admission.fault) == ("attempt-r1", None)
-    assert asking.client._pending == {}
-    assert ledger.admits.qsize() == 1
-
-
 async def test_an_unanswered_admit_is_asked_again_as_the_same_attempt(
     asking: Admits, ledger: FakeLedgerService
 ) -> None:

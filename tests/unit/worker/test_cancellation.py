@@ -9,9 +9,7 @@ import pytest
 
 from quintain.contracts.invoke import FaultReply
 from quintain.contracts.ledger import AttemptOutcome, CallKey, Settle
-from quintain.errors import ProviderFailed
 from quintain.topology import target_queue
-from quintain_worker.providers.provider import Billing, ProviderFailure
 from support.fake_ledger_service import FakeEvaluator, FakeLedgerService, grant, next_item
 from support.model_server import ModelServer, ScriptedResponse, model_server
 from support.model_wires import WIRES, Wire
@@ -95,18 +93,6 @@ async def test_a_call_that_waits_for_admission_is_taken_back_for_nothing(
         await evaluator.send_request("c2")
         await next_item(ledger.admits)
         assert gate.requests.empty()
-
-
-async def test_an_unbilled_call_with_an_unproven_past_is_charged(
-    ledger: FakeLedgerService, evaluator: FakeEvaluator
-) -> None:
-    gate = GatedProvider()
-    gate.outcome = ProviderFailure(ProviderFailed(charged=False), Billing.UNBILLED)
-    ledger.admit_policy = lambda ask: grant(ask, attempt=2, unproven=True)
-    async with running_worker(ledger, gate):
-        await evaluator.send_request()
-        told, settle = await next_fault(evaluator), await next_item(ledger.settles)
-        assert (settle.outcome, told.charged) == (AttemptOutcome.REFUND, True)
 
 
 async def test_an_answer_that_is_here_stands_whatever_is_taken_back(

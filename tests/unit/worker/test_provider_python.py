@@ -144,14 +144,6 @@ async def test_an_async_generator_yields_its_text_in_pieces(folder: Path) -> Non
     assert await answer_of(provider) == ProviderAnswer(text="one two")
 
 
-async def test_a_function_that_returns_its_text_is_not_heard(folder: Path) -> None:
-    heard: list[str] = []
-    provider = make_provider(folder, "def run(r): return 'whole'")
-    assert (await provider.answer(QUESTION, timeout_seconds=60, on_text=heard.append)).text == "whole"
-    assert heard == []
-    await provider.close()
-
-
 async def test_a_module_may_import_and_read_its_neighbours(folder: Path) -> None:
     (folder / "neighbour.py").write_text("WORD = 'hello'", encoding="utf-8")
     code = "from neighbour import WORD\ndef run(r): return WORD + open('neighbour.py').read()"

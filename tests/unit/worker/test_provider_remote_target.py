@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from quintain.agents.hosted_agent import target_factory
 from quintain.bus.base import Envelope
 from quintain.bus.memory import MemoryBroker, MemoryBus
 from quintain.config.targets import TargetTarget
@@ -304,20 +303,3 @@ async def test_what_a_target_cannot_be_told_is_refused_before_anything_is_leased
 def test_it_needs_a_bus() -> None:
     with pytest.raises(ConfigError, match=r"targets\.it: provider target needs a broker"):
         build_provider("it", TargetTarget(provider="target"), ProviderContext(Path.cwd(), {}))
-
-
-async def test_a_hosted_agent_answers_and_its_steps_are_those_of_the_call() -> None:
-    def agent(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        called = {"id": "c1", "function": {"name": "tide", "arguments": '{"port": "Ostend"}'}}
-        return [
-            {"role": "assistant", "content": None, "tool_calls": [called]},
-            {"role": "tool", "tool_call_id": "c1", "content": "12:40"},
-            {"role": "assistant", "content": messages[-1]["content"].upper()},
-        ]
-
-    async with run_host(target_factory(agent, "bots:agent")) as memory:
-        answer = await answer_of(memory)
-        asked = await answer_of(memory, query="answer")
-    assert answer.text == asked.text == str(QUESTION.question).upper()
-    (tool,) = [step for step in answer.steps if step.tool == "tide"]
-    assert (tool.operation, tool.arguments, tool.result) == ("execute_tool", {"port": "Ostend"}, "12:40")

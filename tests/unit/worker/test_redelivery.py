@@ -18,7 +18,6 @@ from support.quick import timings
 from support.running_worker import GatedProvider, next_fault, next_result, running_worker, wait_acknowledged
 from support.waiting import wait_until
 from unit.worker.test_cancellation import call_key
-from unit.worker.test_worker_groups import call_item, next_replies, send_group
 
 QUICK = timings(admit_repeat_seconds=0.05)
 
@@ -39,23 +38,6 @@ async def test_a_message_that_is_delivered_again_takes_its_own_place_and_no_slot
         await wait_acknowledged(ledger.memory)
     assert not ledger.memory.queue(target_queue("a").name).ready
     assert (ledger.admits.qsize(), evaluator.replies.qsize()) == (2, 0)
-
-
-async def test_calls_of_a_group_that_is_delivered_again_and_again_are_asked_and_answered_once(
-    ledger: FakeLedgerService, evaluator: FakeEvaluator, closed_gate: GatedProvider
-) -> None:
-    async with running_worker(ledger, closed_gate, max_concurrency=3) as (_, bus):
-        await send_group(evaluator, [call_item(name) for name in "uvw"])
-        for _ in range(3):
-            await next_item(closed_gate.requests)
-        for _ in range(4):
-            bus.drop_connection()
-            await asyncio.sleep(0.02)
-        closed_gate.open.set()
-        assert await next_replies(evaluator, 3) == {f"c-{name}": "result" for name in "uvw"}
-        await wait_acknowledged(ledger.memory)
-    assert not ledger.memory.queue(target_queue("a").name).ready
-    assert (ledger.admits.qsize(), evaluator.replies.qsize()) == (3, 0)
 
 
 @pytest.mark.parametrize("differs", ["correlation id", "token", "body", "target"])

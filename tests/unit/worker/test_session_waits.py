@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
 
 import pytest
 
@@ -19,6 +18,7 @@ from quintain_worker.call_slots import MIN_WAITING, WAITING_PLACES, SessionWaits
 from support.fake_ledger_service import FakeEvaluator, FakeLedgerService, grant, next_item, send_again
 from support.quick import timings
 from support.running_worker import GatedProvider, next_result, running_worker
+from support.waiting import wait_until
 from unit.worker.test_worker_groups import call_item, next_replies, send_group
 
 QUOTA = QuotaCard(id="key", name="team", terms=QuotaTerms())
@@ -73,12 +73,6 @@ def count_messages(ledger: FakeLedgerService) -> Counter[str]:
     return Counter({name: len(ledger.memory.queue(queue.name).ready) for name, queue in queues.items()})
 
 
-async def wait_until(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not is_so():
-            await asyncio.sleep(0.01)
-
-
 async def publish_many(evaluator: FakeEvaluator, count: int = MANY) -> None:
     for number in range(count):
         await evaluator.send_request(f"many{number}")
@@ -125,19 +119,6 @@ async def test_all_calls_are_answered_once_the_quota_takes_them(
         answered = {(await next_item(evaluator.replies)).correlation_id for _ in range(400)}
     assert len(answered) == 400
     assert evaluator.replies.empty()
-
-
-async def test_calls_that_wait_for_money_keep_no_others_from_a_slot(
-    ledger: FakeLedgerService, evaluator: FakeEvaluator
-) -> None:
-    hold_many(ledger)
-    few = FakeEvaluator(ledger.memory.connect(), "a")
-    async with running_worker(ledger, GatedProvider(), price=Price(per_call=0.01), max_concurrency=2):
-        await publish_many(evaluator, 2 * WAITING_PLACES)
-        for number in range(10):
-            await few.send_request(f"few{number}", reply_to=evaluator.reply_key)
-        for _ in range(10):
-            assert (await next_result(evaluator)).raw_text == "yes"
 
 
 @pytest.mark.parametrize("slots", [1, 2, 20])

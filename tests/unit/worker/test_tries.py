@@ -6,12 +6,11 @@ import asyncio
 
 import pytest
 
-from quintain.contracts.headers import ACCEPT_HEADER, TRACEPARENT_HEADER
+from quintain.contracts.headers import ACCEPT_HEADER
 from quintain.contracts.invoke import Chunk, FaultReply, InvokeRequest, TokenUsage
-from quintain.contracts.ledger import Admission, Admit, AttemptOutcome, CallKey, Settle
+from quintain.contracts.ledger import Admission, Admit, AttemptOutcome, Settle
 from quintain.contracts.quota import QuotaCard, QuotaTerms, RateFigures, RateReport, TryFailure, TryOutcome, TryReport
-from quintain.errors import Expired, ProviderError, ProviderFailed, TargetUnavailable, Throttled
-from quintain.topology import target_queue
+from quintain.errors import Expired, ProviderError, ProviderFailed, Throttled
 from quintain_worker import attempt as attempts
 from quintain_worker.providers.provider import Billing, OnText, ProviderAnswer, ProviderFailure
 from support.fake_ledger_service import FakeEvaluator, FakeLedgerService, grant, next_item
@@ -107,26 +106,6 @@ async def test_failing_tries_are_bounded_over_the_attempts_of_a_call(
     assert reports == [TryOutcome.FAILED, TryOutcome.THROTTLED, TryOutcome.FAILED, TryOutcome.FAILED]
 
 
-async def test_a_failing_probe_does_not_count(ledger: FakeLedgerService, evaluator: FakeEvaluator) -> None:
-    provider = FailingProvider(*(failed(Billing.UNBILLED) for _ in range(9)))
-    ledger.admit_policy = lambda ask: grant(ask, is_probe=True)
-    async with running_worker(ledger, provider, max_tries=1, quota=QUOTA):
-        await evaluator.send_request()
-        assert (await next_result(evaluator)).attempts == 10
-
-
-async def test_a_refused_key_ends_the_call_and_the_ledger_is_told(
-    ledger: FakeLedgerService, evaluator: FakeEvaluator
-) -> None:
-    refusal = ProviderFailure(TargetUnavailable("revoked"), Billing.UNBILLED, outcome=TryOutcome.REFUSED)
-    async with running_worker(ledger, FailingProvider(refusal), max_tries=3, quota=QUOTA):
-        await evaluator.send_request()
-        assert (await next_fault(evaluator)).code == "target_unavailable"
-        settle = await next_item(ledger.settles)
-        report = TryReport(outcome=TryOutcome.REFUSED, failure=TryFailure(words="revoked"))
-        assert (settle.outcome, settle.report) == (AttemptOutcome.REFUND, report)
-
-
 def hold_later_attempts(ledger: FakeLedgerService) -> None:
     """Grant the first admit; the others wait in the line."""
     decisions: list[str] = []
@@ -185,33 +164,6 @@ async def test_a_call_that_waited_until_its_deadline_has_the_words_of_its_last_f
     assert (fault.code, fault.charged) == ("expired", False)
     assert fault.provider_error is not None
     assert fault.provider_error.status == 503
-
-
-async def test_a_call_in_the_line_is_taken_back(ledger: FakeLedgerService, evaluator: FakeEvaluator) -> None:
-    async with running_worker(ledger, FailingProvider(throttled()), max_concurrency=1, quota=QUOTA):
-        hold_later_attempts(ledger)
-        await evaluator.send_request()
-        second = await waiting_admit(ledger)
-        await ledger.send_cancellation(CallKey(session_id=evaluator.token.split("_")[2], request_id="r-c1"))
-        assert (await next_fault(evaluator)).code == "cancelled"
-        settle = await next_item(ledger.settles)
-        assert (settle.outcome, settle.attempt_id) == (AttemptOutcome.NEVER_SENT, second.attempt_id)
-
-
-async def test_a_worker_that_stops_gives_back_what_waits_in_the_line(
-    ledger: FakeLedgerService, evaluator: FakeEvaluator
-) -> None:
-    async with running_worker(ledger, FailingProvider(throttled()), quota=QUOTA) as (worker, _):
-        hold_later_attempts(ledger)
-        await evaluator.send_request(headers={TRACEPARENT_HEADER: "t"})
-        second = await waiting_admit(ledger)
-        await worker.stop(grace_seconds=5)
-        settle = await next_item(ledger.settles)
-        assert (settle.outcome, settle.attempt_id) == (AttemptOutcome.NEVER_SENT, second.attempt_id)
-        assert settle.fault is None
-    (copy,) = ledger.memory.queue(target_queue("a").name).ready
-    assert copy.envelope.correlation_id == "c1"
-    assert evaluator.replies.empty()
 
 
 async def test_the_chunks_of_a_later_attempt_void_those_of_the_earlier_ones(

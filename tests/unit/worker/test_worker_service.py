@@ -285,16 +285,6 @@ async def test_a_worker_that_is_refused_beats_all_the_same_and_its_card_says_why
     await bus.close()
 
 
-async def test_a_worker_renews_its_lease_under_one_incarnation(
-    ledger: FakeLedgerService, gated_provider: GatedProvider
-) -> None:
-    async with running_worker(ledger, gated_provider, timings=timings(heartbeat_seconds=0.01)):
-        beats = [await next_item(ledger.heartbeats) for _ in range(3)]
-        registered = await ledger.registers.get()
-    assert {beat.incarnation for beat in beats} == {registered.incarnation}
-    assert ledger.registers.empty()
-
-
 async def test_heartbeats_go_on_at_their_interval_without_an_answer_and_wait_until_leases_are_kept_anyway(
     ledger: FakeLedgerService, gated_provider: GatedProvider
 ) -> None:
