@@ -62,6 +62,8 @@ async def test_of_a_providers_pause_and_an_administrators_the_later_end_counts_a
     assert longer.paused_until == longer.now + 60_000
     assert (await pause(driver, 1)).paused_until == longer.paused_until
     assert await driver.pause("a", 30_000) == longer.paused_until
+    await driver.register("w3")
+    assert await driver.paused() == {"a": longer.paused_until}, "registered anew it is as paused as before"
     await resume(driver)
     assert await driver.paused() == {}
     # What the provider asks for afterwards is a new pause.

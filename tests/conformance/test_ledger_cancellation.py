@@ -98,19 +98,6 @@ async def test_what_ends_with_its_deadline_at_a_paused_target_says_so(driver: Dr
     assert await fault_of_next_attempt(driver, session, by="w2") == ("timeout", True)
 
 
-async def test_a_pause_is_never_made_shorter(driver: Driver) -> None:
-    until = await driver.pause("a", 20_000)
-    assert await driver.pause("a", 1_000) == until
-    assert await driver.pause("a", 0) == until
-    longer = await driver.pause("a", 30_000)
-    assert until is not None
-    assert longer is not None
-    assert longer > until
-    # Registered anew, a target is as paused as before.
-    await driver.register("w3")
-    assert await driver.paused() == {"a": longer}
-
-
 async def test_nobody_pauses_a_target_for_longer_than_a_day(driver: Driver) -> None:
     now = await driver.ledger.now()
     until = await driver.pause("a", 10**15)

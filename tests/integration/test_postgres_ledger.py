@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest
 
+from quintain.contracts.ledger import Admission
 from quintain.errors import BudgetUnavailable, ConfigError
 from quintain_metadata.ledger import targets
 from quintain_metadata.store import postgres
@@ -26,15 +27,7 @@ from quintain_metadata.store.leadership import Leadership
 from quintain_metadata.store.opening import open_ledger
 from quintain_metadata.store.postgres_connection import number_placeholders
 from quintain_metadata.store.schema import SCHEMA_VERSION
-from support.ledger_operations import (
-    admit,
-    assert_ledger_consistent,
-    info,
-    is_granted,
-    open_ledgers,
-    open_session,
-    register,
-)
+from support.ledger_driver import Driver, admit_request
 from support.servers.postgres_admin import PostgresUnderTest
 from support.servers.postgres_sql import fresh_database, run_sql
 
@@ -43,7 +36,11 @@ SERVICES = 3
 
 @pytest.fixture
 async def services(fresh_postgres_url: str) -> AsyncIterator[list[Ledger]]:
-    async with open_ledgers(fresh_postgres_url, SERVICES) as ledgers:
+    async with contextlib.AsyncExitStack() as stack:
+        ledgers = [await open_ledger(fresh_postgres_url) for _ in range(SERVICES)]
+        for ledger in ledgers:
+            stack.push_async_callback(ledger.close)
+        await Driver(ledger).register("w1", limit=10_000)
         yield ledgers
 
 
@@ -67,7 +64,7 @@ async def test_two_operations_that_write_run_one_after_the_other_whoever_runs_th
 
 
 async def test_who_only_reads_waits_for_nobody_who_writes_and_changes_nothing(ledger: Ledger) -> None:
-    session, holds, is_over = await open_session(ledger, 1), asyncio.Event(), asyncio.Event()
+    session, holds, is_over = await Driver(ledger).open_session(max_calls=1), asyncio.Event(), asyncio.Event()
 
     def hold(_: Moment) -> SqlProgram[None]:
         yield from execute("UPDATE session SET max_calls = 7")
@@ -80,7 +77,7 @@ async def test_who_only_reads_waits_for_nobody_who_writes_and_changes_nothing(le
     assert await ledger.read(lambda _: fetch_one("SELECT max_calls FROM session")) == (1,)
     is_over.set()
     await holder
-    assert (await info(ledger, session)).max_calls == 7
+    assert (await Driver(ledger).info(session)).max_calls == 7
     with pytest.raises(BudgetUnavailable, match="takes no writes"):
         await ledger.read(lambda _: execute("UPDATE session SET max_calls = 8"))
 
@@ -107,7 +104,7 @@ async def test_a_leader_that_another_one_has_followed_writes_nothing_and_others_
     services: list[Ledger], fresh_postgres_url: str
 ) -> None:
     first, second = leadership_of(services[0]), leadership_of(services[1])
-    session = await open_session(services[2], 1)
+    session = await Driver(services[2]).open_session(max_calls=1)
     assert await first.take()
     run_sql(fresh_postgres_url, "UPDATE leader SET lease_until = 0")
     assert await second.take()
@@ -115,7 +112,7 @@ async def test_a_leader_that_another_one_has_followed_writes_nothing_and_others_
         with pytest.raises(BudgetUnavailable, match="leads") if is_refused else contextlib.nullcontext():
             await ledger.transact(lambda _: execute("UPDATE session SET max_calls = max_calls + 1"))
     assert not await first.renew()
-    assert (await info(services[2], session)).max_calls == 3
+    assert (await Driver(services[2]).info(session)).max_calls == 3
 
 
 @pytest.mark.parametrize("is_preparing", [False, True], ids=["between two statements", "in a statement"])
@@ -123,7 +120,7 @@ async def test_a_leader_that_stands_still_in_a_transaction_keeps_none_from_leadi
     services: list[Ledger], fresh_postgres_url: str, *, is_preparing: bool
 ) -> None:
     first, second = leadership_of(services[0]), leadership_of(services[1])
-    session = await open_session(services[2], 1)
+    session = await Driver(services[2]).open_session(max_calls=1)
     assert await first.take()
     still = await asyncpg.connect(fresh_postgres_url, server_settings=postgres.SERVER_SETTINGS)
     await still.execute("BEGIN; SELECT epoch FROM leader FOR UPDATE; UPDATE session SET max_calls = 7")
@@ -138,7 +135,7 @@ async def test_a_leader_that_stands_still_in_a_transaction_keeps_none_from_leadi
             await still.execute("COMMIT")
     finally:
         still.terminate()
-    assert (await info(services[2], session)).max_calls == 1
+    assert (await Driver(services[2]).info(session)).max_calls == 1
 
 
 async def test_the_moment_and_now_are_on_the_servers_clock(ledger: Ledger, fresh_postgres_url: str) -> None:
@@ -178,7 +175,7 @@ async def test_many_services_that_start_at_once_migrate_once(fresh_postgres_url:
     try:
         assert run_sql(fresh_postgres_url, "SELECT count(*) FROM ledger_version") == 1
         assert run_sql(fresh_postgres_url, "SELECT version FROM ledger_version") == SCHEMA_VERSION
-        await register(ledgers[0])
+        await Driver(ledgers[0]).register("w1", limit=10_000)
         assert await ledgers[7].transact(lambda _: targets.target_names()) == ["a"]
     finally:
         await asyncio.gather(*(ledger.close() for ledger in ledgers))
@@ -248,8 +245,12 @@ async def test_a_server_that_dies_in_the_middle_is_an_answer_and_is_used_again_w
     admin = breakable_postgres.admin
     assert admin is not None
     ledger = await open_ledger(breakable_url)
-    await register(ledger)
-    session = await open_session(ledger, 500)
+    await Driver(ledger).register("w1", limit=10_000)
+    session = await Driver(ledger).open_session(max_calls=500)
+
+    async def ask(call: str) -> object:
+        return await Driver(ledger).ask(admit_request(session, call, attempt_id=f"attempt {call}"))
+
     answers: Counter[str] = Counter()
     said: set[str] = set()
     granted_once = asyncio.Event()
@@ -259,13 +260,14 @@ async def test_a_server_that_dies_in_the_middle_is_an_answer_and_is_used_again_w
         number = 0
         while not stop:
             try:
-                verdict = await admit(ledger, session, f"{name} {number}", f"attempt {name} {number}")
+                verdict = await ask(f"{name} {number}")
             except BudgetUnavailable as unavailable:
                 answers["unavailable"] += 1
                 said.add(unavailable.message.partition(" cannot be used")[0])
                 await asyncio.sleep(0.02)
                 continue  # the same attempt again: nobody knows whether it was granted
-            assert is_granted(verdict)
+            assert isinstance(verdict, Admission)
+            assert verdict.is_grant
             answers["granted"] += 1
             granted_once.set()
             number += 1
@@ -285,13 +287,13 @@ async def test_a_server_that_dies_in_the_middle_is_an_answer_and_is_used_again_w
     await asyncio.gather(*clients)
     assert answers["unavailable"] > 0
     assert said == {f"The ledger {redacted_url(breakable_url)}"}
-    assert (await info(ledger, session)).call_count == answers["granted"]
-    await assert_ledger_consistent(ledger)
+    assert (await Driver(ledger).info(session)).call_count == answers["granted"]
+    assert await Driver(ledger).audit_findings() == ()
     await ledger.close()
 
 
 async def test_a_connection_cut_in_mid_operation_undoes_it_and_says_so(ledger: Ledger, fresh_postgres_url: str) -> None:
-    session = await open_session(ledger, 1)
+    session = await Driver(ledger).open_session(max_calls=1)
     cutting = (
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
         " WHERE application_name = 'quintain-ledger' AND state = 'active' AND query LIKE '%pg_sleep%'"
@@ -309,7 +311,7 @@ async def test_a_connection_cut_in_mid_operation_undoes_it_and_says_so(ledger: L
     with pytest.raises(BudgetUnavailable, match="cannot be used"):
         await ledger.transact(steps)
     await cutter
-    assert (await info(ledger, session)).max_calls == 1
+    assert (await Driver(ledger).info(session)).max_calls == 1
 
 
 async def test_an_operation_whose_caller_goes_away_is_undone_and_leaves_no_lock(services: list[Ledger]) -> None:
@@ -350,13 +352,13 @@ async def test_a_ledger_that_is_not_committed_by_somebody_else_is_not_waited_for
 ) -> None:
     monkeypatch.setitem(postgres.SERVER_SETTINGS, "statement_timeout", "300ms")
     ledger = await open_ledger(fresh_postgres_url)
-    session = await open_session(ledger, 1)
-    await register(ledger)
+    session = await Driver(ledger).open_session(max_calls=1)
+    await Driver(ledger).register("w1", limit=10_000)
     theirs = await asyncpg.connect(fresh_postgres_url)
     async with theirs.transaction():
         await theirs.execute("SELECT 1 FROM session FOR UPDATE")
         with pytest.raises(BudgetUnavailable, match="takes too long"):
-            await admit(ledger, session, "call", "attempt")
+            await Driver(ledger).ask(admit_request(session, "call"))
     await theirs.close()
-    assert is_granted(await admit(ledger, session, "call", "attempt"))
+    await Driver(ledger).admit_granted(session, "call")
     await ledger.close()

@@ -33,12 +33,9 @@ from quintain.topology import (
     ADMIT_QUEUE,
     HEARTBEAT_QUEUE,
     INVOKE,
-    LEDGER,
     METADATA_TOPOLOGY,
     REPLY,
     SETTLE_QUEUE,
-    Binding,
-    Topology,
     reply_topology,
     target_queue,
     target_topology,
@@ -159,14 +156,6 @@ class FakeLedgerService:
         for item in batch.items:
             self.tries[item.request_id] += bool(item.is_counted)
             self.settles.put_nowait(item)
-
-    async def unbind_settle_queue(self) -> None:
-        """From now on a settle cannot be routed."""
-        self.memory._bindings["quintain.ledger"].remove((SETTLE_QUEUE.name, "settle"))
-
-    async def rebind_settle_queue(self) -> None:
-        """From now on it can again."""
-        await self.bus.declare(Topology((), (), (Binding(LEDGER, SETTLE_QUEUE, "settle"),)))
 
 
 @dataclass

@@ -231,10 +231,10 @@ async def test_a_run_that_sends_events_goes_on_and_one_that_is_silent_for_too_lo
     async def script(body: Any, emit: Any, send: Any) -> None:
         for number in range(5):
             emit(body.observation_event(str(number)))
-            await asyncio.sleep(0.15)
+            await asyncio.sleep(0.3)
         await asyncio.Event().wait()
 
-    failure = await failure_of(lambda: BODY(script), timeout_seconds=20, idle_seconds=0.5)
+    failure = await failure_of(lambda: BODY(script), timeout_seconds=60, idle_seconds=1.4)
     assert isinstance(failure.fault, TimedOut)
     assert (failure.billing, len(failure.fault.steps)) == (Billing.UNKNOWN, 5)
 
