@@ -41,6 +41,7 @@ from quintain_runner.engine.run import RunListener, run_evaluation
 from quintain_runner.engine.run_settings import RunOptions, RunSettings, inspect_evaluation
 from quintain_runner.engine.session import RunSessions, local_ledger_url, write_calls
 from quintain_runner.files import atomic_write, exclusive_lock
+from quintain_runner.graders.factory import FunctionGraders
 from quintain_runner.report.headline import headline
 from quintain_runner.report.report_files import flat_rows
 from quintain_runner.report.run_file import require_same_evaluation
@@ -299,7 +300,8 @@ async def execute_run(options: RunOptions, listener: RunListener | None = None) 
     listener.before_files()
     if not options.path.is_file():
         raise ConfigError(f"{options.path}: there is no such file; `quintain init` writes one to start from")
-    with contextlib.ExitStack() as stack:
+    async with contextlib.AsyncExitStack() as stack:
+        options = replace(options, functions=FunctionGraders(stack))
         if options.replay is not None:
             recording = stack.enter_context(open_recording(options.replay))
             if recording.path.parent.resolve() == options.folder.resolve():

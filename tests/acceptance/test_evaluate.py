@@ -58,6 +58,17 @@ def test_cases_are_evaluated_and_only_what_is_new_is_asked(folder: Path, monkeyp
         again.to_pandas()
 
 
+def test_the_modules_of_a_target_and_of_a_grader_are_imported_once(folder: Path) -> None:
+    note = "with open('imports.txt', 'a') as file:\n    print(__name__, file=file)\n"
+    (folder / "bot.py").write_text(f"{note}def answer(request): return request.question")
+    (folder / "own_graders.py").write_text(f"{GRADERS}\n{note}")
+    (folder / "quintain.yaml").write_text("targets: {bot: {provider: python, callable: 'bot:answer'}}\n")
+    (folder / "cases.jsonl").write_text('{"id": "a", "question": "x"}\n')
+    (folder / "eval.yaml").write_text("dataset: cases.jsonl\ngraders: [{name: brief, function: 'own_graders:brief'}]\n")
+    assert run("eval.yaml").mean_score == 1.0
+    assert sorted((folder / "imports.txt").read_text().split()) == ["bot", "own_graders"]
+
+
 def test_answers_come_from_the_cache_or_a_recording(folder: Path) -> None:
     cache = str(folder / "cache.sqlite3")
     first = evaluate(CASES, "echo", ["exact"], output="runs/first", cache=cache)

@@ -54,7 +54,12 @@ async def open_planned_run(run: RunSettings, info: Info, gateway_url: str | None
     async with (
         AsyncExitStack() as stack,
         open_graders(
-            evaluation, env, gateway_url=gateway_url, output=options.folder, sessionless=options.sessionless
+            evaluation,
+            env,
+            gateway_url=gateway_url,
+            output=options.folder,
+            sessionless=options.sessionless,
+            functions=options.functions,
         ) as graders,
         open_results(options.folder, keeps_content=options.keeps_content) as results,
     ):

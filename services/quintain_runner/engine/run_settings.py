@@ -29,7 +29,7 @@ from quintain_runner.engine.requirements import case_requirements, check_local_t
 from quintain_runner.engine.run_overrides import RunOverrides, sort_overrides
 from quintain_runner.files import naming_file
 from quintain_runner.graders.base import judge_place, judge_references
-from quintain_runner.graders.factory import unseen_files, with_built_graders
+from quintain_runner.graders.factory import FunctionGraders, unseen_files, with_built_graders
 from quintain_runner.graders.program import variable_warnings
 from quintain_runner.plan.changes import RerunPolicy
 from quintain_runner.plan.conversation import MAX_ATTEMPTS
@@ -67,12 +67,12 @@ class RunOptions:
     """What the user says of a run: the evaluation file at ``path``, and the options of the command line.
 
     ``regrades`` begins a new generation: every verdict is given again. ``keeps_content`` says whether rows hold
-    questions, answers and reasons. ``concurrency`` is the number of trials per target, and ``grader_concurrency`` the
-    number of grader processes, that run at the same time. A target with a quota is parked after ``give_up_seconds``
-    without an answer (see `QuotaWatch`); the run's share of quotas is by ``weight`` and ``priority``. ``is_fresh``
-    renames earlier rows. ``cache`` is an age, ``off`` or a file, and ``replay`` a recording, ``recording`` when it is
-    open. ``max_cost_usd`` is a limit, or ``none`` for no limit any more. A run ``waits`` for the first worker of a
-    fleet. No target may be worse than in ``baseline``. ``overrides`` are ``KEY=VALUE``.
+    questions, answers and reasons. ``concurrency`` trials of each target and ``grader_concurrency`` grader processes
+    run at once. A target with a quota is parked after ``give_up_seconds`` without an answer; the share of quotas is by
+    ``weight`` and ``priority``. ``is_fresh`` renames earlier rows. ``cache`` is an age, ``off`` or a file, and
+    ``replay`` a recording, ``recording`` when it is open; ``functions`` serve check and run. ``max_cost_usd`` may be
+    ``none``. A run ``waits`` for the first worker. No target may be worse than in ``baseline``. ``overrides`` are
+    ``KEY=VALUE``.
     """
 
     path: Path
@@ -94,6 +94,7 @@ class RunOptions:
     cache: str | None = None
     replay: Path | None = None
     recording: Recording | None = None
+    functions: FunctionGraders | None = None
     regrades: bool = False
     keeps_content: bool = True
     is_fresh: bool = False
@@ -352,7 +353,8 @@ def _choose_targets(found: Inspection, evaluation: Evaluation) -> tuple[str, ...
 
 async def _inspect_graders(found: Inspection, evaluation: Evaluation) -> None:
     with found.collect_errors():
-        found.evaluation, problems = await with_built_graders(evaluation, found.env, found.options.sessionless)
+        sessionless, functions = found.options.sessionless, found.options.functions
+        found.evaluation, problems = await with_built_graders(evaluation, found.env, sessionless, functions)
         found.problems += problems
     if found.targets and found.config is not None and not found.is_on_fleet:
         with found.collect_errors():

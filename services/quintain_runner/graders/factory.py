@@ -144,12 +144,42 @@ def _own_fingerprint(spec: GraderSpec, folder: Path, env: Mapping[str, str]) -> 
     return fingerprint_of(values)
 
 
+class FunctionGraders:
+    """The processes of function graders that a check starts, and the run that follows uses; ``stack`` ends them."""
+
+    def __init__(self, stack: AsyncExitStack) -> None:
+        self._stack = stack
+        self._started: list[tuple[GraderCommand, GraderProcessPool, FunctionDescription]] = []
+
+    async def start(
+        self, command: GraderCommand, stack: AsyncExitStack
+    ) -> tuple[GraderProcessPool, FunctionDescription]:
+        """Give the processes of a function, and what it says of itself; it is started where it is not yet.
+
+        ``stack`` ends those of a confined one, which are for this use alone. Raises `GraderError`.
+        """
+        for started, pool, description in self._started:
+            if started == command:
+                return pool, description
+        is_confined = command.confinement.is_confined
+        pool = await (stack if is_confined else self._stack).enter_async_context(GraderProcessPool(command))
+        reply = await pool.request(FunctionRequest().model_dump_json().encode())
+        description = FunctionDescription.model_validate_json(reply)
+        if not is_confined:
+            self._started.append((command, pool, description))
+        return pool, description
+
+
 async def with_built_graders(
-    evaluation: Evaluation, env: Mapping[str, str], sessionless: frozenset[str] | None = None
+    evaluation: Evaluation,
+    env: Mapping[str, str],
+    sessionless: frozenset[str] | None = None,
+    functions: FunctionGraders | None = None,
 ) -> tuple[Evaluation, list[str]]:
     """The evaluation, with what its graders said of themselves, and a line for each grader that cannot be built."""
     async with AsyncExitStack() as stack:
-        factory = _GraderFactory(evaluation.folder, env, stack, None, None, sessionless)
+        functions = functions or FunctionGraders(stack)
+        factory = _GraderFactory(evaluation.folder, env, stack, functions, None, None, sessionless)
         # Whether one that is left out makes calls is recorded too.
         graders, errors = await factory.build_all(replace(evaluation, only_graders=()))
         # Of functions that cannot be imported nobody knows whether they take a session.
@@ -169,16 +199,18 @@ async def open_graders(
     gateway_url: str | None = None,
     output: Path | None = None,
     sessionless: frozenset[str] | None = None,
+    functions: FunctionGraders | None = None,
 ) -> AsyncIterator[tuple[GraderRunner, ...]]:
     """Build the graders of an evaluation, in the order of the file.
 
     ``env`` is the environment of which their processes get what is allowed; those that are kept running end with the
     ``async with`` block. In a sandbox they reach only ``gateway_url``, and do not see ``output``. With ``sessionless``
-    no program is started, because a recording has what it said: those it names make no calls. Raises
-    `ConfigError` with one line for each grader that cannot be built.
+    no program is started, because a recording has what it said: those it names make no calls. ``functions`` that run
+    already are used. Raises `ConfigError` with one line for each grader that cannot be built.
     """
     async with AsyncExitStack() as stack:
-        factory = _GraderFactory(evaluation.folder, env, stack, gateway_url, output, sessionless)
+        functions = functions or FunctionGraders(stack)
+        factory = _GraderFactory(evaluation.folder, env, stack, functions, gateway_url, output, sessionless)
         graders, errors = await factory.build_all(evaluation)
         if errors:
             raise ConfigError("\n".join(errors.values()))
@@ -207,6 +239,7 @@ class _GraderFactory:
     folder: Path
     env: Mapping[str, str]
     stack: AsyncExitStack
+    functions: FunctionGraders
     gateway_url: str | None
     output: Path | None
     sessionless: frozenset[str] | None
@@ -268,11 +301,8 @@ class _GraderFactory:
         argv = (sys.executable, "-P", "-m", "quintain_runner.graders.function_worker", spec.function)
         command = self._command(spec, argv, self.folder)
         check_rights(command.program)
-        pool = await self.stack.enter_async_context(GraderProcessPool(command))
         try:
-            description = FunctionDescription.model_validate_json(
-                await pool.request(FunctionRequest().model_dump_json().encode())
-            )
+            pool, description = await self.functions.start(command, self.stack)
         except GraderError as error:
             raise ConfigError(f"function {spec.function}: {error.message}") from None
         if description.error is not None:
