@@ -306,8 +306,7 @@ async def execute_run(options: RunOptions, listener: RunListener | None = None) 
             recording = stack.enter_context(open_recording(options.replay))
             if recording.path.parent.resolve() == options.folder.resolve():
                 raise ConfigError(
-                    f"--replay {options.replay}: the rows would be written into the folder of the recording; "
-                    "name another --output"
+                    f"--replay {options.replay}: its folder would get the new rows; name another --output"
                 )
             options = replace(options, recording=recording)
         # The earlier results are renamed first, because the dataset's command stores its output in the folder.
