@@ -305,9 +305,7 @@ async def execute_run(options: RunOptions, listener: RunListener | None = None) 
         if options.replay is not None:
             recording = stack.enter_context(open_recording(options.replay))
             if recording.path.parent.resolve() == options.folder.resolve():
-                raise ConfigError(
-                    f"--replay {options.replay}: its folder would get the new rows; name another --output"
-                )
+                raise ConfigError(f"--replay {options.replay}: the rows need another folder; name another --output")
             options = replace(options, recording=recording)
         # The earlier results are renamed first, because the dataset's command stores its output in the folder.
         with _set_aside(options.folder, listener) if options.is_fresh else contextlib.nullcontext():

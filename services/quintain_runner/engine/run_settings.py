@@ -66,13 +66,12 @@ DEFAULT_CONCURRENCY, DEFAULT_GRADER_CONCURRENCY = 64, 8
 class RunOptions:
     """What the user says of a run: the evaluation file at ``path``, and the options of the command line.
 
-    ``regrades`` begins a new generation: every verdict is given again. ``keeps_content`` says whether rows hold
-    questions, answers and reasons. ``concurrency`` trials of each target and ``grader_concurrency`` grader processes
-    run at once. A target with a quota is parked after ``give_up_seconds`` without an answer; the share of quotas is by
-    ``weight`` and ``priority``. ``is_fresh`` renames earlier rows. ``cache`` is an age, ``off`` or a file, and
-    ``replay`` a recording, ``recording`` when it is open; ``functions`` serve check and run. ``max_cost_usd`` may be
-    ``none``. A run ``waits`` for the first worker. No target may be worse than in ``baseline``. ``overrides`` are
-    ``KEY=VALUE``.
+    ``regrades`` begins a new generation: every verdict is given again. ``keeps_content`` says whether rows hold texts.
+    ``concurrency`` trials of each target and ``grader_concurrency`` grader processes run at once. A target with a quota
+    is parked after ``give_up_seconds`` without an answer; ``weight`` and ``priority`` decide on its share. ``is_fresh``
+    renames earlier rows. ``cache`` is an age, ``off`` or a file, and ``replay`` a recording, ``recording`` when it is
+    open; ``functions`` serve check and run. ``max_cost_usd`` may be ``none``. A run ``waits`` for the first worker. No
+    target may be worse than in ``baseline``. ``overrides`` are ``KEY=VALUE``.
     """
 
     path: Path
@@ -299,12 +298,12 @@ async def inspect_evaluation(
         found.config = _load_config(found)
     found.warnings += [note for one in (found.evaluation, found.config) if one is not None for note in one.notes]
     resolved: Config | None = None
-    with found.collect_errors():
-        if found.config is not None and not found.is_on_fleet:
+    if found.config is not None and not found.is_on_fleet:
+        with found.collect_errors():
             resolved = found.config.resolve(found.env)
     if found.evaluation is not None:
-        with found.collect_errors():
-            if found.config is not None or found.is_on_fleet:
+        if found.config is not None or found.is_on_fleet:
+            with found.collect_errors():
                 found.targets = _choose_targets(found, found.evaluation)
         await _inspect_graders(found, found.evaluation)
         if found.options.sessionless is None:
@@ -353,8 +352,8 @@ def _choose_targets(found: Inspection, evaluation: Evaluation) -> tuple[str, ...
 
 async def _inspect_graders(found: Inspection, evaluation: Evaluation) -> None:
     with found.collect_errors():
-        sessionless, functions = found.options.sessionless, found.options.functions
-        found.evaluation, problems = await with_built_graders(evaluation, found.env, sessionless, functions)
+        built = with_built_graders(evaluation, found.env, found.options.sessionless, found.options.functions)
+        found.evaluation, problems = await built
         found.problems += problems
     if found.targets and found.config is not None and not found.is_on_fleet:
         with found.collect_errors():
@@ -378,24 +377,23 @@ def _inspect_dataset(found: Inspection, evaluation: Evaluation, results_folder: 
     if results_folder is not None and evaluation.spec.dataset.command is not None and found.problems:
         # The command may take long, and its output would be stored: the other errors are to be fixed first.
         return
-    config = None if found.is_on_fleet else found.config  # Of a running fleet they are not known.
+    options, config = found.options, None if found.is_on_fleet else found.config  # Of a fleet they are not known.
     limits, configured = ({}, {}) if config is None else (token_limits(config, found.targets), config.targets)
     needed = case_requirements(evaluation, found.targets, limits)
-    found.problems += comparing_problems(evaluation, found.settings, keeps_content=found.options.keeps_content)
+    found.problems += comparing_problems(evaluation, found.settings, keeps_content=options.keeps_content)
     with (
         found.collect_errors(),
-        opponent_requirements(evaluation, found.targets, found.options.folder, found.problems) as compared,
+        opponent_requirements(evaluation, found.targets, options.folder, found.problems) as compared,
         tempfile.TemporaryDirectory() as temporary_folder,
     ):
         folder = Path(temporary_folder) if results_folder is None else results_folder
         judged = judge_requirements(evaluation, found.targets, configured)
         found.dataset = open_dataset(evaluation, folder, found.env, (*needed, *judged, *compared))
         found.warnings += found.dataset.warnings
-        unused = feature_warnings(found.dataset.feature_fields, fields_in_use(evaluation))
-        found.warnings += (f"{evaluation.path}: {text}" for text in unused)
+        for unused in feature_warnings(found.dataset.feature_fields, fields_in_use(evaluation)):
+            found.warnings.append(f"{evaluation.path}: {unused}")
         if (labels := evaluation.spec.labels) is not None:
             read_labels(evaluation.folder / labels, read_cases(found.dataset.source))
-        options = found.options
         check_names(evaluation, found.dataset)
         found.selection = select_trials(options.selection, found.dataset, options.targets, options.folder)
         if configured:
