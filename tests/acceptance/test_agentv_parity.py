@@ -150,15 +150,12 @@ def common_fields(read: Json, like: Json) -> Json:
     fields = {name: read[name] for name in like.keys() - THEIR_OWN}
     for name in ("trace", "trace_summary"):
         own, other = read[name], like[name]
-        assert isinstance(own, dict)
-        assert isinstance(other, dict)
         fields[name] = {key: own[key] for key in other.keys() - THEIR_OWN}
     return fields
 
 
 def grader_scores(graders: object) -> dict[str, object]:
     """Each grader's score and checks, whoever wrote them."""
-    assert isinstance(graders, dict)
     found: dict[str, object] = {}
     for name, said in graders.items():
         checks = said.get("checks", said.get("assertions"))

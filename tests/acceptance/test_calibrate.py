@@ -187,7 +187,7 @@ def test_labels_that_cannot_be_used_are_refused_before_a_call(shell: CommandLine
         write_all(shell, models, labels=labels)
         assert named in shell.run("calibrate", "eval.yaml", "--json", code=2).stdout
     write_all(shell, models, labels=[*gold(2), unknown])
-    (problem,) = shell.run("check", "eval.yaml", "--json", code=2).json["problems"]  # type: ignore[misc]
+    (problem,) = shell.run("check", "eval.yaml", "--json", code=2).json["problems"]
     assert "1 of 3" in problem
     assert "'nobody'" in problem
     write_all(shell, models, labels=gold(3))

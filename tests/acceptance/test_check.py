@@ -49,7 +49,7 @@ def test_an_evaluation_that_is_ready_is_shown_with_what_it_would_take(evaluation
     # The plan holds: that is what the run takes.
     assert (
         evaluation_shell.run("run", "eval.yaml", "--json").json["totals"].items() >= {"calls": 6, "graded": 3}.items()
-    )  # type: ignore[attr-defined]
+    )
 
 
 def test_a_check_calls_nothing_and_leaves_nothing(evaluation_shell: CommandLine) -> None:
@@ -63,7 +63,6 @@ def test_a_probe_asks_each_target_once_and_says_what_it_cost(evaluation_shell: C
     assert told.stderr == ""
     assert (told.json["exitCode"], told.json["problems"]) == (0, [])
     probes = told.json["probes"]
-    assert isinstance(probes, list)
     assert [(probe["target"], probe["error"], probe["charged"]) for probe in probes] == [
         ("bot", None, True),
         ("judge", None, True),

@@ -49,7 +49,7 @@ def test_cases_are_evaluated_and_only_what_is_new_is_asked(folder: Path, monkeyp
     ]
     page = again._repr_html_()
     assert ("<td>echo</td><td>2/3</td>" in page, "<p>echo passes 2 of 3 answers" in page) == (True, True)
-    monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=lambda rows, columns: (columns, rows)))  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=lambda rows, columns: (columns, rows)))
     columns, rows = again.to_pandas()
     first = dict(zip(columns, rows[0], strict=True))
     assert (first["case_id"], first["score"], first["exact pass"], first["brief pass"]) == ("a", 1.0, 1, 1)
@@ -104,7 +104,7 @@ def test_a_case_with_half_a_character_is_an_error_by_line(folder: Path) -> None:
 @pytest.mark.parametrize("limit", [0, -1, float("nan"), float("inf"), "25$", True])
 def test_a_limit_in_money_is_an_amount(folder: Path, limit: object) -> None:
     with pytest.raises(quintain.ConfigError, match="max_cost_usd"):
-        evaluate(CASES, "echo", ["exact"], max_cost_usd=limit)  # type: ignore[arg-type]
+        evaluate(CASES, "echo", ["exact"], max_cost_usd=limit)
 
 
 def test_a_limit_in_money_stops_an_evaluation(folder: Path) -> None:

@@ -116,7 +116,7 @@ def test_agents(shell: CommandLine) -> None:
             endpoint.kill()
     rows = [row for row in example.rows() if row["target"] == "endpoint"]
     assert {row["caseId"]: row["score"] for row in rows} == {"ostend": 1.0, "dover": 1.0}
-    steps = [row["answer"]["steps"] for row in rows]  # type: ignore[index]
+    steps = [row["answer"]["steps"] for row in rows]
     assert [[step["gen_ai.tool.name"] for step in each] for each in steps] == [["tides"], ["tides"]]
 
 

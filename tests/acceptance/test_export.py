@@ -50,7 +50,7 @@ def test_inspects_logs_have_a_sample_for_each_row(shell: CommandLine) -> None:
 @pytest.mark.timeout(700)
 def test_agentvs_own_commands_read_the_run_without_an_error(shell: CommandLine, agentv: Path) -> None:
     done = shell.run("export", "runs/eval", "--to", "agentv", "--json").json
-    (index,) = done["files"]  # type: ignore[misc]
+    (index,) = done["files"]
     workspace = str((shell.folder / index).parent)
     env = {**shell.env, "CI": "true"}
     checked = run_program([str(agentv), "results", "validate", workspace], env, shell.folder)

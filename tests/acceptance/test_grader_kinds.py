@@ -84,7 +84,6 @@ def test_every_kind_of_grader_grades(shell: CommandLine) -> None:
     ended = shell.run("run", "eval.yaml", "--graders", "1", code=1)
     rows = {str(row["caseId"]): row for row in rows_of(shell.folder / "runs" / "eval")}
     first = rows["case-1"]["graders"]
-    assert isinstance(first, dict)
     assert {name: grade["score"] for name, grade in first.items()} == dict.fromkeys(first, 1.0)
     assert {name: grade["calls"] for name, grade in first.items()} == {
         "same": 0, "numbered": 0, "short": 0, "polite": 0, "asks": 1, "asks too": 2, "lines": 1, "judged": 1,

@@ -36,7 +36,6 @@ def test_a_run_takes_what_its_users_session_has_and_is_refused_more(gateway: Run
     refused = shell.run(*words, "--max-calls", "3", code=2)
     assert refused.json["code"] == "config_error"
     totals = shell.run(*words, code=4).json["totals"]
-    assert isinstance(totals, dict)
     assert (totals["graded"], totals["calls"]) == (2, 2)
 
 
@@ -46,7 +45,7 @@ def test_judges_are_calibrated_where_nobody_serves_the_target(gateway: RunningGa
     judge = "- {name: judged, builtin: llm-judge, prompt: judge.md, judge_target: judge}\n"
     label = {"id": "case-1", "output": "q1", "pass": True}
     write_files(shell.folder, calibrated_yaml=evaluation + judge, judge_md="Judge.", gold_jsonl=json.dumps(label))
-    totals = shell.run("calibrate", "calibrated.yaml", "--json", code=1).json["run"]["totals"]  # type: ignore[index]
+    totals = shell.run("calibrate", "calibrated.yaml", "--json", code=1).json["run"]["totals"]
     # Cases without a label are none of its trials.
     assert (totals["trials"], totals["calls"]) == (1, 1)
 

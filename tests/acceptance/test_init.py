@@ -45,15 +45,14 @@ def test_three_commands_lead_to_a_graded_table_without_a_key(shell: CommandLine)
     assert shell.run("init").stdout.splitlines()[-1].endswith("quintain run eval.yaml")
     assert shell.run("check", "eval.yaml").code == 0
     totals = shell.run("run", "eval.yaml", "--json").json["totals"]
-    assert isinstance(totals, dict)
     assert (totals["cases"], totals["graded"], totals["errors"]) == (5, 5, 0)
 
 
 def test_an_agent_is_graded_by_its_answer_and_by_what_it_did(shell: CommandLine) -> None:
     shell.run("init", "new", "--provider", "agent")
     ran = shell.run("run", "new/eval.yaml", "--output", "new/runs/eval", "--json").json
-    assert (ran["totals"]["graded"], ran["totals"]["passed"]) == (5, 5)  # type: ignore[index,call-overload]
-    assert {row["graders"]["looked-up"]["score"] for row in rows_of(shell, "new")} == {1.0}  # type: ignore[index,call-overload]
+    assert (ran["totals"]["graded"], ran["totals"]["passed"]) == (5, 5)
+    assert {row["graders"]["looked-up"]["score"] for row in rows_of(shell, "new")} == {1.0}
 
 
 def test_nothing_is_overwritten_and_nothing_is_written_beside_it(shell: CommandLine) -> None:
@@ -69,7 +68,6 @@ def test_nothing_is_overwritten_and_nothing_is_written_beside_it(shell: CommandL
 def test_the_provider_whose_key_is_set_is_suggested(shell: CommandLine, provider: str, key: str) -> None:
     shown = shell.run("init", "new", "--dry-run", "--json", env={key: "a key"})
     files = shown.json["files"]
-    assert isinstance(files, dict)
     assert f"provider: {provider}" in files["quintain.yaml"]
     assert "a key" not in shown.stdout
     assert not (shell.folder / "new").exists()
@@ -129,7 +127,7 @@ def test_a_promptfoo_configuration_is_carried_over_and_runs(shell: CommandLine) 
     )
     passed = {
         row["caseId"]: {name: one["pass"] for name, one in row["graders"].items()} for row in rows_of(shell, "new")
-    }  # type: ignore[attr-defined]
+    }
     assert passed["case-1"] == passed["case-2"] == {"not-contains": True, "contains": True}
     # The judge is the target itself, an echo, and gives no verdict.
     assert passed["own"] == {"not-contains": True, "regex": True, "llm-judge": None}

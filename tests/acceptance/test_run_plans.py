@@ -135,8 +135,8 @@ def has_rows(folder: Path, count: int) -> Callable[[RunningCommand], bool]:
 
 def bill_of(folder: Path) -> Json:
     """The sum of the run's bill."""
-    bill: Json = record_of(folder)["bill"]  # type: ignore[assignment]
-    return bill["total"]  # type: ignore[return-value]
+    bill: Json = record_of(folder)["bill"]
+    return bill["total"]
 
 
 def test_requests_of_calls_that_a_kill_lost_are_counted_and_said(judged_shell: CommandLine, models: Models) -> None:

@@ -19,7 +19,7 @@ def failed(run: Path, target: str) -> set[object]:
     return {
         row["caseId"]
         for row in rows_of(run)
-        if row["target"] == target and not all(verdict["pass"] for verdict in row["graders"].values())  # type: ignore[attr-defined]
+        if row["target"] == target and not all(verdict["pass"] for verdict in row["graders"].values())
     }
 
 

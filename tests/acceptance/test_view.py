@@ -78,7 +78,7 @@ def test_a_report_of_trajectories_only_is_a_file(shell: CommandLine) -> None:
 def test_the_command_that_a_page_shows_opens_the_same_list(shell: CommandLine) -> None:
     write_results(shell.folder / "runs" / "it's", [graded_row("1", 1.0), graded_row("2", 0.0)])
     command, address, token = opened(shell, "runs/it's", "--at", "is=bot:failed")
-    origin, path, query = re.fullmatch(r"(http://[^/]+)(/run/it%27s)\?(.+)", address).groups()  # type: ignore[union-attr]
+    origin, path, query = re.fullmatch(r"(http://[^/]+)(/run/it%27s)\?(.+)", address).groups()
     name, value = enter_cookie(origin, token)
     status, _, text = ask(origin, "GET", f"{path}?{query}", Cookie=f"{name}={value}")
     (shown,) = re.findall(r'id="opening"[^>]*>([^<]*)<', text)

@@ -62,7 +62,6 @@ def test_the_token_is_taken_out_of_the_address_and_without_it_nothing_is_shown(a
     with browser.new_context() as stranger:
         one = watched_page(stranger, address)
         answer = one.page.goto(f"{one.origin}/run/after")
-        assert answer is not None
         assert answer.status == 401
         assert "case-001" not in one.page.content()
         one.page.goto(f"{one.origin}/#token=wrong")

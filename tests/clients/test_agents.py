@@ -19,7 +19,6 @@ from generate.checkout import copy_tracked
 from quintain import connect
 from quintain.agents.recognition import SENDS_NOTHING
 from quintain.config.loader import load_config
-from quintain.config.program_targets import AgentTarget
 from quintain.errors import ProviderFailed
 from quintain.settings import environment
 from support.client_tools import TOOLS, ClientTool, cache_folder
@@ -175,7 +174,6 @@ async def test_an_example_remembers_the_turns_of_its_conversation_only(
     ostend, dover = "When is high tide in Ostend?", "When is high tide in Dover?"
     lines = [turn_line(1, ostend), turn_line(2, ostend, "12:40", dover), '{"type": "end"}', turn_line(1, dover)]
     agent = load_config(EXAMPLES / "quintain.yaml").targets[name]
-    assert isinstance(agent, AgentTarget)
     printed = await speak(session, tool, quintain_folder, agent.agent, *lines)
     assert [line["text"] for line in printed if line["type"] == "answer"] == ["12:40", "11:15", "11:15"]
     # Inspect and others may ask the model something of their own; an answer takes two calls.

@@ -73,7 +73,7 @@ def answer_frameworks(request: ReceivedRequest) -> object:
 @pytest.mark.timeout(2000)
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.tool(name)) for name in PROGRAMS])
 async def test_a_default_program_is_answered(session: ToolSession, tool: ClientTool, name: str) -> None:
-    session.provider.response_for = answer_frameworks  # type: ignore[assignment]
+    session.provider.response_for = answer_frameworks
     session.write("program.py", PROGRAMS[name])
     token, url = await session.session_token(), session.fleet.gateway_url
     python = TOOLS[name].programs(cache_folder(environment())) / "python"

@@ -17,7 +17,6 @@ def message_of(request: InvokeRequest) -> str:
     """The text of a judge's message, also of one with attachments."""
     if request.question is not None:
         return request.question
-    assert request.messages is not None
     parts = request.messages[-1].content
     assert isinstance(parts, list)
     return "".join(str(part.get("text", "")) for part in parts)

@@ -184,7 +184,6 @@ class Driver:
 
     async def admit_granted(self, session: SessionOpened, request_id: str, **overrides: object) -> Admission:
         admission = await self.admit(session, request_id, **overrides)  # type: ignore[arg-type]
-        assert isinstance(admission, Admission)
         assert admission.is_grant, admission
         return admission
 
@@ -194,7 +193,6 @@ class Driver:
             admission = await self.admit(session, request_id, **overrides)  # type: ignore[arg-type]
         except Fault as fault:
             return FaultReply.from_fault(fault)
-        assert isinstance(admission, Admission)
         assert admission.fault is not None
         return admission.fault
 

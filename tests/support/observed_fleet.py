@@ -184,7 +184,6 @@ class ObservedFleet:
         await service.start()
         self._stack.push_async_callback(service.stop)
         # What the clock changes is nobody's doing: the books must stand still between two looks.
-        assert service._sweep_task is not None
         service._sweep_task.cancel()
         self.worker = await self._stack.enter_async_context(observed_worker(self.memory, self.delivery_log))
 

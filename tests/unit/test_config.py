@@ -6,10 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from pydantic import SecretStr
 
 from quintain.config.loader import Config, find_config, load_config
-from quintain.config.targets import AnthropicTarget, CommandTarget, MockTarget, OpenAITarget, card_of
+from quintain.config.targets import MockTarget, card_of
 from quintain.errors import ConfigError
 
 FROM_THE_PROTOCOL = """
@@ -45,12 +44,9 @@ def test_the_example_of_the_protocol_loads_in_the_files_order(file: Path) -> Non
     assert (config.path, config.folder) == (file, file.parent)
     assert list(config.targets) == ["claude_base", "gpt4o", "local"]
     claude, gpt, local = config.targets.values()
-    assert isinstance(claude, AnthropicTarget)
     assert (claude.model, claude.max_concurrency, claude.max_tokens) == ("claude-sonnet-4-20250514", 8, 4096)
-    assert isinstance(gpt, OpenAITarget)
     assert (gpt.judge_target, gpt.max_concurrency, gpt.max_tries, gpt.api) == ("claude_base", 64, 3, None)
     assert gpt.apis == ("chat", "responses", "completions", "embeddings")
-    assert isinstance(local, CommandTarget)
     assert (local.timeout_seconds, local.output_format) == (30, "text")
 
 
@@ -87,21 +83,17 @@ targets:
 """,
     )
     unresolved = config.targets["it"]
-    assert isinstance(unresolved, OpenAITarget)
     assert (unresolved.max_concurrency, unresolved.api, unresolved.judge_target) == (64, None, None)
 
     it = config.resolve({"KEY": "the-key", "HOST": "h", "PORT": " ", "AT_ONCE": "3"}).targets["it"]
-    assert isinstance(it, OpenAITarget)
     assert (it.model, it.base_url, it.max_concurrency) == ("gpt-4o", "http://h:80/v1", 3)
     assert (it.timeout_seconds, it.apis, it.judge_target) == (2.5, ("responses",), "it")
-    assert isinstance(it.api_key, SecretStr)
     assert it.api_key.get_secret_value() == "the-key"
 
 
 def test_a_value_is_never_searched_for_further_references(file: Path) -> None:
     config = load(file, "targets: {it: {provider: mock, response: '${{ A }}'}}")
     it = config.resolve({"A": "${{ B }}", "B": "no"}).targets["it"]
-    assert isinstance(it, MockTarget)
     assert it.response == "${{ B }}"
 
 
@@ -165,7 +157,7 @@ def test_agentvs_list_of_targets_is_a_map_of_them(file: Path) -> None:
 def test_a_vendors_key_is_not_asked_for_where_another_host_is_named(file: Path, provider: str) -> None:
     there = load(file, f"targets: {{it: {{provider: {provider}, model: m, base_url: 'http://h'}}}}")
     assert there.variable_names == ()
-    assert there.resolve({}).targets["it"].api_key is None  # type: ignore[union-attr]
+    assert there.resolve({}).targets["it"].api_key is None
     at_home = load(file, f"targets: {{it: {{provider: {provider}, model: m}}}}")
     assert at_home.variable_names == (f"{provider.upper()}_API_KEY",)
 

@@ -183,7 +183,7 @@ def test_an_api_key_in_plain_text_is_refused_whatever_it_looks_like(file: Path) 
 @pytest.mark.parametrize("innocent", ["task-runner-with-a-long-name", "risk-assessment-for-evaluations", "sk-short"])
 def test_ordinary_words_are_not_taken_for_keys(file: Path, innocent: str) -> None:
     config = load(file, f"targets: {{it: {{provider: openai, model: {innocent}}}}}")
-    assert config.targets["it"].model == innocent  # type: ignore[union-attr]
+    assert config.targets["it"].model == innocent
 
 
 def test_what_is_not_yaml_is_refused_with_file_line_and_column(file: Path) -> None:

@@ -174,7 +174,6 @@ async def _send_admit_reply(body: bytes) -> None:
         await asker.start()
         await asker.send_request()
         admit = await next_item(ledger.admits)
-        assert ledger._last_admit is not None
         key = ledger._last_admit.reply_to or ""
         wire = body.replace(b'"@"', to_json(admit.attempt_id))
         await ledger.bus.publish(REPLY, key, Envelope(body=wire, type="result", correlation_id="admit"))

@@ -104,7 +104,6 @@ def test_a_long_question_costs_what_its_tier_says() -> None:
         }
     )
     price = target_price(target)
-    assert price is not None
     assert price.of_call(TokenUsage(input=100, output=10)) == pytest.approx(120e-6)
     assert price.of_call(TokenUsage(input=101, output=10)) == pytest.approx(242e-6)
 

@@ -175,7 +175,7 @@ async def test_a_stream_says_piece_by_piece_what_the_whole_says(clients: Officia
         assert assembled[name] == whole[name]
     assert [block["text"] for block in assembled["content"]] == ["one two three four five"]
     for name in ("input_tokens", "output_tokens"):
-        assert assembled["usage"][name] == whole["usage"][name] > 0  # type: ignore[index]
+        assert assembled["usage"][name] == whole["usage"][name] > 0
 
 
 async def test_tool_calls_are_streamed(fleet: ModelFleet, clients: OfficialClients) -> None:

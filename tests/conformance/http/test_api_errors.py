@@ -44,7 +44,7 @@ async def refusal_of(clients: OfficialClients, api: ApiName, status: int, *, str
     before = len(clients.sent.requests)
     with pytest.raises(CLASSES[status][api == "messages"]) as refused:
         await clients.ask[api](**{**ASK, **more}, stream=stream)
-    assert refused.value.status_code == status  # type: ignore[attr-defined]
+    assert refused.value.status_code == status
     assert len(clients.sent.requests) == before + 1
     return refused.value
 

@@ -130,7 +130,6 @@ def test_a_function_of_messages_goes_on_with_what_it_returned() -> None:
     tool = heard.steps[1]
     assert (tool.tool, tool.tool_call_id, tool.arguments, tool.result) == ("clock", "c1", {"zone": "UTC"}, "12:00")
     said = heard.steps[0].messages
-    assert said is not None
     assert said[0]["parts"] == [{"type": "tool_call", "id": "c1", "name": "clock", "arguments": {"zone": "UTC"}}]
     counted = conversation_factory(count, "bot:it")()
     assert answer(counted, 1, [USER]) == "1 seen"

@@ -16,8 +16,6 @@ DEPLOY = Path(__file__).parents[3] / "deploy"
 
 def load(name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"deploy_{name}", DEPLOY / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -70,7 +70,7 @@ class RefusingBus(MemoryBus):
     async def publish(self, exchange: Exchange, key: str, *args: object, **options: object) -> None:
         if self.refuses:
             raise BrokerRefused(f"publishing to {exchange.name}: this user may not do that")
-        await super().publish(exchange, key, *args, **options)  # type: ignore[arg-type]
+        await super().publish(exchange, key, *args, **options)
 
 
 async def test_a_refusal_is_told_once_and_ends_when_the_broker_permits(

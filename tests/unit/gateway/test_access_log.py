@@ -116,7 +116,6 @@ async def test_the_metrics_have_labels_of_few_values(fleet: MemoryFleet) -> None
 
 async def test_an_answer_that_nobody_waits_for_is_counted(fleet: MemoryFleet) -> None:
     memory = fleet.running.memory
-    assert memory is not None
     bus = memory.connect()
     for name in [queue for queue in memory._queues if queue.startswith("quintain.reply.")]:
         late = Envelope(body=b"{}", type="result", correlation_id="of long ago")

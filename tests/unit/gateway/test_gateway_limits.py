@@ -199,7 +199,7 @@ async def test_a_loop_whose_transports_have_no_block_size_is_served(
     loop.set_exception_handler(lambda _, problem: problems.append(problem))
 
     def made_with(protocol: LimitedH11Protocol, transport: asyncio.Transport) -> None:
-        connection_made(protocol, TransportOfAnotherLoop(transport))  # type: ignore[arg-type]
+        connection_made(protocol, TransportOfAnotherLoop(transport))
 
     monkeypatch.setattr(LimitedH11Protocol, "connection_made", made_with)
     async with open_gateway_client(fleet.gateway_url, token) as door:
@@ -222,7 +222,6 @@ async def test_a_slow_head_is_408_however_it_trickles(socket: RawConnection) -> 
     trickling = asyncio.create_task(trickle())
     answer = await socket.read_response()
     trickling.cancel()
-    assert answer is not None
     assert (answer.status, answer.headers["connection"]) == (408, "close")
     assert answer.json["error"] == "The headers did not arrive within 0.6 s"
 
@@ -234,7 +233,6 @@ async def test_who_never_asks_anything_is_closed_without_a_word(socket: RawConne
 async def test_a_second_slow_head_on_the_same_connection_is_408_too(socket: RawConnection) -> None:
     await socket.write(request_head("GET", "/health/live", {}))
     first = await socket.read_response()
-    assert first is not None
     assert first.status == 200
     await asyncio.sleep(LIMITS.header_timeout_seconds + 0.2)  # between two requests it may take its time
     answer = await response_to(socket, b"GET /health/live HTTP/1.1\r\nX")

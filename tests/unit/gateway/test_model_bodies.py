@@ -278,7 +278,7 @@ class Answers:
     ) -> ProviderAnswer:
         """Answer."""
         for piece in self._pieces if on_text is not None else ():
-            on_text(piece)  # type: ignore[misc]
+            on_text(piece)
         return self._answer
 
     async def close(self) -> None:

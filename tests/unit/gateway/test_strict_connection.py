@@ -32,7 +32,6 @@ def test_a_whole_response_is_one_piece(asked: Callable[[bytes], StrictConnection
     connection = asked(b"GET")
     assert connection.send(response(content_length="2")) == b""
     piece = connection.send(h11.Data(data=b"ok"))
-    assert piece is not None
     assert piece.startswith(b"HTTP/1.1 200 ")
     assert piece.endswith(END + b"ok")
     assert connection.send(h11.EndOfMessage()) == b""
@@ -72,7 +71,6 @@ def test_a_target_in_absolute_form_is_its_path_and_its_host(target: bytes, path:
     connection = StrictConnection(1000)
     connection.receive_data(b"POST " + target + b" HTTP/1.1\r\nA: b\r\nhost: x" + END)
     request = connection.next_event()
-    assert isinstance(request, h11.Request)
     assert (request.target, dict(request.headers)[b"host"]) == (path, host)
 
 
@@ -80,7 +78,6 @@ def test_a_target_in_absolute_form_is_the_host_of_a_request_without_the_header()
     connection = StrictConnection(1000)
     connection.receive_data(b"GET http://evil.example/info HTTP/1.0" + END)
     request = connection.next_event()
-    assert isinstance(request, h11.Request)
     assert list(request.headers) == [(b"host", b"evil.example")]
 
 
@@ -98,7 +95,6 @@ def test_only_the_lines_of_the_head_are_checked(body: bytes) -> None:
     connection.receive_data(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d" % len(body) + END + body)
     assert isinstance(connection.next_event(), h11.Request)
     data = connection.next_event()
-    assert isinstance(data, h11.Data)
     assert data.data == body
 
 

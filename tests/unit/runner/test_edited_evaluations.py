@@ -101,7 +101,7 @@ class Edited:
                 is_twin = target == "beta" and self._are_alike()
                 for place, answer in enumerate(answers):
                     if place:
-                        said.append(case["turns"][place - 1])  # type: ignore[index]
+                        said.append(case["turns"][place - 1])
                     key = (self.versions[target], is_twin, "turns" in case, *said, which, repeat)
                     asked[target] += key not in self.known
                     assert self.known.setdefault(key, str(answer)) == answer

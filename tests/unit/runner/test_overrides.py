@@ -36,7 +36,6 @@ async def checked(folder: Path, *texts: str, model: str | None = None) -> RunSet
 async def test_values_of_a_command_stand_in_place_of_those_of_both_files(tmp_path: Path) -> None:
     texts = ["targets.gpt-4.1.temperature=0", "repeats=2", "graders.contains.weight=2", "graders[0].weight=3"]
     run = await checked(tmp_path, *texts, "dataset.limit=3", model="gpt-5")
-    assert run.config is not None
     assert run.config.raw_targets["gpt-4.1"]["temperature"] == 0
     assert run.config.raw_targets["gpt-4.1"]["model"] == "gpt-5"
     assert [grader.weight for grader in run.evaluation.spec.graders] == [3, 2]

@@ -114,7 +114,7 @@ async def test_a_dead_endpoint_is_asked_no_further_and_the_same_command_asks_the
     assert (parked.exit_code, parked.total.errors, parked.total.waiting) == (ExitCode.ERRORS, asked, 100 - asked)
     assert (list(parked.parked_targets), parked.per_target["other"].passed) == (["bot"], 100)
     told = read_report(folder.output).run.counts_to_json()["parkedTargets"]
-    assert {name: target["code"] for name, target in told.items()} == {"bot": "target_unavailable"}  # type: ignore[attr-defined]
+    assert {name: target["code"] for name, target in told.items()} == {"bot": "target_unavailable"}
     assert {row.status for row in folder.rows() if row.target == "bot"} == {RowStatus.ERROR}
     assert "errors, parked; other 100/100" in screen.getvalue()
 

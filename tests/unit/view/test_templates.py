@@ -67,7 +67,7 @@ class Hostile(str):
 
     __getitem__ = __call__
     __gt__ = __le__ = __ge__ = __lt__
-    __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __floordiv__ = __neg__ = _number  # type: ignore[assignment]
+    __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __floordiv__ = __neg__ = _number
     __add__ = __radd__ = __call__
 
 
@@ -103,7 +103,7 @@ def without_conditions(tree: nodes.Template) -> nodes.Template:
 def hostile_environment(real: jinja2.Environment) -> jinja2.Environment:
     parse = real._parse
     environment = real.overlay()
-    environment._parse = lambda *words: without_conditions(parse(*words))  # type: ignore[method-assign]
+    environment._parse = lambda *words: without_conditions(parse(*words))
     environment.cache = {}
     environment.filters["several"] = lambda value, number: several(value, TARGETS[number])
     return environment
@@ -111,7 +111,6 @@ def hostile_environment(real: jinja2.Environment) -> jinja2.Environment:
 
 def hostile_values(environment: jinja2.Environment) -> dict[str, Hostile]:
     """A value of every name that a template has from its page."""
-    assert environment.loader is not None
     sources = (environment.loader.get_source(environment, name)[0] for name in environment.list_templates())
     names = set().union(*(find_undeclared_variables(environment.parse(source)) for source in sources))
     return {name: Hostile() for name in names - environment.globals.keys()}
