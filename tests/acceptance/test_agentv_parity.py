@@ -113,7 +113,7 @@ def test_agentvs_command_and_ours_give_the_same_scores(agentv: Path, folder: Pat
     scores = {str(row["caseId"]): row["score"] for row in rows_of(folder / "runs" / "eval")}
 
     rows = agentvs_rows(agentv, folder)
-    theirs = {str(row["test_id"]): grader_scores({one["name"]: one for one in list_of(row["scores"])}) for row in rows}
+    theirs = {str(row["test_id"]): grader_scores({one["name"]: one for one in row["scores"]}) for row in rows}
     assert ours == theirs
     assert scores == pytest.approx({str(row["test_id"]): row["score"] for row in rows})
     assert len(set(map(str, ours.values()))) == len(CASES), "the graders tell cases apart"
@@ -162,8 +162,3 @@ def grader_scores(graders: object) -> dict[str, object]:
         passes = [(check["text"], check.get("pass", check.get("passed"))) for check in checks]
         found[name] = (round(float(said["score"]), 9), passes)
     return found
-
-
-def list_of(value: object) -> list[dict[str, object]]:
-    assert isinstance(value, list)
-    return value

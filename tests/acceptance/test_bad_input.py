@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import socket
-import time
 
 import pytest
 
@@ -73,9 +72,8 @@ def test_what_the_broker_refuses_is_said_at_once_without_the_password(evaluator:
     )
     said = []
     for words, url in refusals:
-        began = time.monotonic()
         said.append(evaluator.run(*words, code=1, env={"QUINTAIN_BROKER_URL": url, "OPENAI_API_KEY": "none"}).stderr)
-        assert time.monotonic() - began < 8
+        assert "No broker at" not in said[-1], "it was asked again until the wait was over"
         assert "not-the-password" not in said[-1]
     for refused in said[:2]:
         assert "the broker refused the user or password: check the URL" in refused

@@ -32,7 +32,9 @@ def evaluation_shell(shell: CommandLine) -> CommandLine:
 
 
 def test_an_evaluation_that_is_ready_is_shown_with_what_it_would_take(evaluation_shell: CommandLine) -> None:
+    before = sorted(evaluation_shell.folder.iterdir())
     told = evaluation_shell.run("check", "eval.yaml")
+    assert sorted(evaluation_shell.folder.iterdir()) == before
     lines = told.stdout.splitlines()
     assert lines[:5] == [
         "dataset   3 cases",
@@ -50,12 +52,6 @@ def test_an_evaluation_that_is_ready_is_shown_with_what_it_would_take(evaluation
     assert (
         evaluation_shell.run("run", "eval.yaml", "--json").json["totals"].items() >= {"calls": 6, "graded": 3}.items()
     )
-
-
-def test_a_check_calls_nothing_and_leaves_nothing(evaluation_shell: CommandLine) -> None:
-    before = sorted(evaluation_shell.folder.iterdir())
-    evaluation_shell.run("check", "eval.yaml")
-    assert sorted(evaluation_shell.folder.iterdir()) == before
 
 
 def test_a_probe_asks_each_target_once_and_says_what_it_cost(evaluation_shell: CommandLine) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import random
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -201,30 +199,6 @@ def test_one_command_again_changes_no_secret(fleet: ComposeFleet) -> None:
     fleet.docker("compose", "up", "--detach")
     assert broker_url(fleet, "host") == before
     fleet.wait_until_healthy()
-
-
-def test_killing_containers_at_random_changes_no_result(
-    fleet: ComposeFleet, folder: Path, undisturbed: list[dict[str, Any]]
-) -> None:
-    chosen = random.Random(4)
-    run = fleet.start(*fleet.evaluation_args(folder, "--json", "--concurrency", "8"))
-    rounds = 0
-    while run.poll() is None and rounds < 5:
-        for service in chosen.sample(sorted(SERVICE_REPLICAS), 2):
-            victim = chosen.choice(fleet.container_ids(service))
-            fleet.docker("kill", victim)
-            fleet.docker("start", victim)
-        rounds += 1
-        time.sleep(chosen.uniform(0.5, 2))
-    said, _ = run.communicate(timeout=240)
-    assert rounds >= 3, said
-    rows = rows_of(folder)
-    assert [row for row in rows if row["target"] == "echo"] == [row for row in undisturbed if row["target"] == "echo"]
-    # A run of a hosted target is never repeated by itself: whose host was killed is asked again by who evaluates.
-    fleet.wait_until_healthy()
-    fleet.docker(*fleet.evaluation_args(folder, "--json", "--in-doubt", "retry"))
-    assert rows_of(folder) == undisturbed
-    assert verify_ledger(fleet)["findings"] == []
 
 
 def test_a_restart_of_the_broker_loses_nothing(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 
 from support.command_line import CommandLine
 
@@ -15,9 +14,7 @@ def test_the_demo_runs_again_and_takes_nothing_away_that_it_did_not_make(shell: 
     theirs = folder / "results" / "of-another-run.jsonl"
     theirs.parent.mkdir(parents=True)
     theirs.write_text("months of work\n")
-    began = time.monotonic()
     shown = shell.run("demo", env={"QUINTAIN_CONFIG": "of-another-evaluation.yaml"})
-    assert time.monotonic() - began < 60
     lines = [[cell.strip() for cell in line.strip("│").split("│")] for line in shown.stdout.splitlines() if "│" in line]
     assert [line[:4] for line in lines[:3]] == [
         ["scholar", "12/12", "76-100 %", "1.000"],

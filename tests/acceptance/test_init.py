@@ -11,30 +11,6 @@ import yaml
 from quintain_cli.commands.init import missing_needs, new_project
 from support.command_line import CommandLine, run_at_terminal
 
-PROMPTFOO = """\
-prompts:
-  - "Repeat: {{topic}}"
-  - "Hello {{ topic | dump }}"
-providers:
-  - echo
-  - id: openai:chat:gpt-4o
-    config: {temperature: 0.2, unheard: 1}
-  - "webhook:http://127.0.0.1/"
-defaultTest:
-  assert:
-    - {type: not-contains, value: sorry}
-tests:
-  - vars: {topic: [bananas, apples]}
-    assert:
-      - {type: icontains-any, value: [BANANAS, APPLES]}
-  - description: own
-    vars: {topic: "[1]", id: 7}
-    assert:
-      - {type: regex, value: "\\\\[1\\\\]$"}
-      - {type: javascript, value: output.length < 9}
-      - {type: llm-rubric, value: is polite}
-"""
-
 
 def rows_of(shell: CommandLine, folder: str) -> list[dict[str, object]]:
     lines = (shell.folder / folder / "runs" / "eval" / "results.jsonl").read_text().splitlines()
@@ -106,31 +82,6 @@ def test_a_folder_that_cannot_be_written_is_refused(shell: CommandLine) -> None:
     (shell.folder / "file").touch()
     shell.run("init", "file/new", code=2)
     assert [path.name for path in shell.folder.iterdir()] == ["file"]
-
-
-def left_out(notes: object) -> dict[str, int]:
-    assert isinstance(notes, list)
-    return {note["place"]: note["line"] for note in notes}
-
-
-def test_a_promptfoo_configuration_is_carried_over_and_runs(shell: CommandLine) -> None:
-    (shell.folder / "promptfooconfig.yaml").write_text(PROMPTFOO)
-    written = shell.run("init", "new", "--from", "promptfooconfig.yaml", "--json")
-    assert left_out(written.json["leftOut"]) == {
-        "prompts[1]": 3,
-        "providers[1].config.unheard": 7,
-        "providers[2]": 8,
-        "tests[1].assert[1]": 20,
-    }
-    shell.run(
-        "run", "new/eval.yaml", "--target", "echo", "--output", "new/runs/eval", env={"OPENAI_API_KEY": "x"}, code=None
-    )
-    passed = {
-        row["caseId"]: {name: one["pass"] for name, one in row["graders"].items()} for row in rows_of(shell, "new")
-    }
-    assert passed["case-1"] == passed["case-2"] == {"not-contains": True, "contains": True}
-    # The judge is the target itself, an echo, and gives no verdict.
-    assert passed["own"] == {"not-contains": True, "regex": True, "llm-judge": None}
 
 
 def test_a_file_of_neither_tool_is_refused(shell: CommandLine, tmp_path: Path) -> None:

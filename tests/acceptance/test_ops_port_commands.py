@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -41,26 +40,6 @@ def ops_url(service: RunningCommand) -> str:
     service.wait_for(lambda one: "health   " in one.stderr)
     found = re.search(r"health   (http://\S+)/health/ready", service.stderr)
     return found[1]
-
-
-def wait_until_ready(url: str, *, seconds: float = 30) -> None:
-    ends = time.monotonic() + seconds
-    while (answer := http_get(url, "/health/ready")) != (200, '{"status":"ready"}'):
-        assert time.monotonic() < ends, answer
-        time.sleep(0.2)
-
-
-def test_a_worker_is_ready_when_its_calls_would_be_answered(shell: CommandLine) -> None:
-    worker = shell.start("serve", "worker", "--ops-port", "0")
-    url = ops_url(worker)
-    assert http_get(url, "/health/live") == (200, '{"status":"live"}')
-    status, said = http_get(url, "/health/ready")
-    assert (status, json.loads(said)["status"]) == (503, "unready")
-    metadata = shell.start("serve", "metadata", "--ops-port", "0")
-    wait_until_ready(ops_url(metadata))
-    wait_until_ready(url)
-    assert "quintain_broker_connected 1.0\n" in http_get(url, "/metrics")[1]
-    assert [one.stop().code for one in (worker, metadata)] == [0, 0]
 
 
 def test_a_service_that_waits_for_its_broker_lives_and_says_so(shell: CommandLine) -> None:

@@ -217,21 +217,9 @@ async def test_the_bill_is_the_same_everywhere_and_the_providers_own(shell: Comm
     assert rows["grader", "judge"] == rows["role", "judge"]
 
 
-@pytest.mark.parametrize("amount", ["0", "-1", "nan", "1e400", "25$", "1000001"])
-def test_what_is_no_amount_is_told_before_anything_is_asked(shell: CommandLine, amount: str) -> None:
-    for words in (("run", "eval.yaml"), ("session", "open", "small"), ("check",)):
+def test_what_is_no_amount_is_told_before_anything_is_asked(shell: CommandLine) -> None:
+    for words, amount in ((("run", "eval.yaml"), "25$"), (("session", "open", "small"), "0"), (("check",), "nan")):
         assert "--max-cost-usd" in shell.run(*words, f"--max-cost-usd={amount}", code=2).stderr
-
-
-def test_a_call_of_unknown_cost_is_refused_with_the_key_that_is_missing(shell: CommandLine) -> None:
-    write_files(
-        shell.folder,
-        quintain_yaml="targets: {small: {provider: mock}}\n",
-        eval_yaml="dataset: cases.jsonl\ntargets: [small]\ngraders: [{name: same, builtin: exact}]\n",
-    )
-    refused = shell.run("run", "eval.yaml", "--max-cost-usd", "1", code=2)
-    assert "targets.small.price" in refused.stderr
-    assert not (shell.folder / OUTPUT / "results.jsonl").exists()
 
 
 def test_a_check_says_what_a_row_reserves_and_what_lacks_a_price_or_a_limit(shell: CommandLine) -> None:

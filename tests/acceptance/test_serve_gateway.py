@@ -59,9 +59,8 @@ def test_a_gateway_waits_for_the_others_and_answers_what_runs_when_it_is_stopped
     shell.serve("metadata", "worker")
     opened = request(f"{url}/sessions", ADMIN_TOKEN, {"defaultTarget": "slow", "maxCalls": 3})
     assert opened[0] == 201
-    ends = time.monotonic() + 10
-    while (health := request(f"{url}/health/ready"))[0] != 200:  # the last result is kept for a second
-        assert time.monotonic() < ends, health
+    while (health := request(f"{url}/health/ready"))[0] != 200:
+        time.sleep(0.1)  # the last result is kept for a second
     assert health == (200, {"status": "ready"})
     with ThreadPoolExecutor() as pool:
         running = pool.submit(request, f"{url}/invoke", opened[1]["token"], {"question": "still there?"})

@@ -17,11 +17,9 @@ from typing import Any
 import pika
 import pytest
 
-from support.broker_users import broker_users
 from support.command_line import CommandLine, CommandResult, command_line, quintain_command
-from support.process_fleet import ADMIN_TOKEN, fleet_shell, process_fleet
+from support.process_fleet import ADMIN_TOKEN, fleet_shell
 from support.quick import lease_variable
-from support.servers.rabbitmq_admin import BrokerAdmin, BrokerUnderTest
 
 CONFIG = "targets: {echo: {provider: mock, max_concurrency: 3}}\n"
 
@@ -111,30 +109,6 @@ def test_on_a_terminal_the_tables_are_drawn_again_until_ctrl_c(shell: CommandLin
                         watching.send_signal(signal.SIGINT)
         os.close(ours)
     assert (watching.returncode, b"echo (mock)" in seen) == (0, True)
-
-
-@pytest.fixture
-def restricted_shell(breakable_broker: BrokerUnderTest, broker_admin: BrokerAdmin) -> Iterator[CommandLine]:
-    """A shell before a broker whose user may do everything but write what metadata services send each other."""
-    rights = {"user": "unseen", "configure": ".*", "write": r"^(?!quintain\.probe)", "read": ".*"}
-    users = broker_users(broker_admin, breakable_broker.url, [rights], vhost="/")
-    env = {"QUINTAIN_BROKER_URL": users.url("unseen"), "QUINTAIN_ADMIN_TOKEN": ADMIN_TOKEN}
-    with (
-        process_fleet(breakable_broker.url, CONFIG, targets=["echo"]) as fleet,
-        command_line(fleet.folder, env) as shell,
-    ):
-        yield shell
-    broker_admin.evaluate('rabbit_auth_backend_internal:delete_user(<<"unseen">>, <<"test">>)')
-
-
-def test_a_service_that_may_send_no_heartbeat_serves_all_the_same(restricted_shell: CommandLine) -> None:
-    metadata, _ = restricted_shell.serve("metadata", "worker")
-    metadata.wait_for(lambda one: "`quintain status` does not show this service" in one.stderr)
-    token = str(restricted_shell.run("session", "open", "--json").json["token"])
-    assert restricted_shell.run("invoke", "hi", env={"QUINTAIN_SESSION_TOKEN": token}).stdout == "hi\n"
-    told: Any = restricted_shell.run("status", "--json").json
-    # It hears itself as little as others do: so it says of nobody that he is silent.
-    assert ([one["condition"] for one in told["workers"]], told["services"]) == (["live"], [])
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,8 @@ import pytest
 import quintain
 from quintain.contracts.session import OpenSession
 from quintain.sync import SyncClient
-from support.command_line import run_python
-from support.process_fleet import process_fleet
 from support.running_gateway import RunningGateway, run_program
 from support.waiting import block_until
-
-EXAMPLE = Path(__file__).parents[2] / "examples" / "clients" / "sync_client.py"
 
 UNCLOSED_SCRIPT = """
 import quintain
@@ -41,14 +37,6 @@ with quintain.sync.connect() as target:
 
 def connected(env: Mapping[str, str]) -> SyncClient:
     return quintain.sync.connect(env["QUINTAIN_GATEWAY_URL"], env["QUINTAIN_SESSION_TOKEN"])
-
-
-def test_the_example_runs_over_a_broker_too(broker_url: str) -> None:
-    with process_fleet(broker_url, "targets: {judge: {provider: mock, response: Paris}}\n", targets=["judge"]) as fleet:
-        fleet.start_services("metadata", "worker")
-        env = {**fleet.env, "QUINTAIN_SESSION_TOKEN": fleet.open_session("judge", 3).token}
-        ended = run_python(EXAMPLE, env=env, folder=fleet.folder)
-    assert (ended.stdout, ended.stderr) == ("Paris 1 of 3\n", "")
 
 
 def test_it_has_the_whole_interface_of_the_asynchronous_one() -> None:

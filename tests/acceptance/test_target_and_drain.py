@@ -61,7 +61,7 @@ def test_a_paused_target_takes_no_call_until_it_is_resumed_whoever_restarts_mean
     assert waiting.stdout == ""
     resumed = shell.run("target", "resume", "echo", "--json").json
     assert (resumed["target"], resumed.get("pausedUntil")) == ("echo", None)
-    ended = waiting.wait(seconds=15)
+    ended = waiting.wait()
     assert (ended.code, ended.stdout) == (0, "hi\n")
     unknown = shell.run("target", "pause", "ecko", "--for", "5s", "--json", code=1).json
     assert (unknown["code"], unknown["availableTargets"]) == ("unknown_target", ["echo", "slow"])
@@ -87,8 +87,8 @@ def test_a_worker_that_is_drained_finishes_what_it_runs_and_ends(shell: CommandL
     staying = shell.start("serve", "worker")
     drained = shell.run("drain", worker_id(leaving))
     assert drained.stdout == f"drained  {worker_id(leaving)}\n"
-    assert leaving.wait(seconds=5).code == 0
-    answer = running.wait(seconds=5).json
+    assert leaving.wait().code == 0
+    answer = running.wait().json
     assert (answer["rawText"], answer["attempts"]) == ("done", 1)
     # Asked again, it says the same for as long as anybody remembers the lease; then there is none of this id.
     again = shell.run("drain", worker_id(leaving), "--json").json
@@ -100,4 +100,4 @@ def test_a_worker_that_is_drained_finishes_what_it_runs_and_ends(shell: CommandL
     asked = shell.run("drain", worker_id(staying), "--no-wait")
     within = DEFAULT_TIMINGS.heartbeat_seconds
     assert asked.stdout == f"asked    {worker_id(staying)}: it gets the request within {within:.0f} s\n"
-    assert staying.wait(seconds=10).code == 0
+    assert staying.wait().code == 0

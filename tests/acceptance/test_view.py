@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import http.client
 import json
 import re
 import shlex
@@ -47,25 +46,6 @@ def test_the_pages_open_with_the_token_and_only_with_it(shell: CommandLine) -> N
         assert (status, part in text) == (200, True), path
         assert "default-src 'none'" in headers["content-security-policy"]
         assert token not in text
-    assert command.stop(signal.SIGINT).code == 0
-
-
-def test_a_change_before_the_stream_was_open_is_told(shell: CommandLine) -> None:
-    """The rows may be indexed, or written, between the page and its stream."""
-    folder = shell.folder / "runs" / "live"
-    write_results(folder, [graded_row("1", 1.0)], ended=False)
-    command, origin, token = opened(shell)
-    name, value = enter_cookie(origin, token)
-    for path in ("/run/live", "/run/live/case?id=1"):
-        _, _, text = ask(origin, "GET", path, Cookie=f"{name}={value}")
-        (stream,) = re.findall(r'data-events="([^"]+)"', text)
-        with (folder / "results.jsonl").open("ab") as file:
-            file.write(graded_row(path, 0.0).to_line())
-        connection = http.client.HTTPConnection(urlsplit(origin).netloc, timeout=30)
-        connection.request("GET", stream, headers={"Cookie": f"{name}={value}"})
-        lines = connection.getresponse()
-        assert next(line for line in lines if line.startswith(b"event:")) == b"event: changed\n"
-        connection.close()
     assert command.stop(signal.SIGINT).code == 0
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from support.gateway_client import GatewayClient, open_gateway_client
 from support.model_fleet import ModelFleet
-from support.model_server import ScriptedResponse, StreamedResponse
-from support.model_wires import ANTHROPIC, CHAT
+from support.model_server import ScriptedResponse
+from support.model_wires import ANTHROPIC
 from support.official_clients import OfficialClients, official_clients
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -108,39 +108,6 @@ SETTINGS: Any = {
 }
 
 
-async def test_what_a_client_sends_reaches_openais_provider_in_its_own_words(
-    fleet: ModelFleet, clients: OfficialClients
-) -> None:
-    fleet.provider.set_responses(ScriptedResponse(body=CHAT.answer("It rains")))
-    raw = await clients.anthropic.messages.with_raw_response.create(
-        model="model", max_tokens=77, messages=CONVERSATION, extra_body={"temperature": 0.25}, **SETTINGS
-    )
-    answer = await raw.parse()
-    assert (answer.content[0].to_dict()["text"], answer.model) == ("It rains", "served-2026-01-01")
-    assert (answer.usage.input_tokens, answer.usage.cache_read_input_tokens, answer.usage.output_tokens) == (17, 4, 9)
-    said = fleet.provider.requests[-1].body
-    got: Any = said["messages"]
-    assert [message["role"] for message in got] == ["system", "user", "assistant", "tool", "tool", "user"]
-    assert (got[0]["content"], got[1]["content"][0]["text"], got[2]["content"]) == (
-        "Be brief.",
-        "What is it?",
-        "I look.",
-    )
-    assert got[1]["content"][1]["image_url"]["url"] == f"data:image/png;base64,{PIXEL}"
-    assert got[1]["content"][2]["file"]["file_data"] == f"data:application/pdf;base64,{PDF}"
-    calls = [(call["id"], json.loads(call["function"]["arguments"])) for call in got[2]["tool_calls"]]
-    assert calls == [("t1", {"city": "Zürich"}), ("t2", {})]
-    assert [(one["tool_call_id"], one["content"]) for one in got[3:5]] == [("t1", "Rain"), ("t2", "Sun")]
-    assert "And now?" in json.dumps(got[5])
-    assert (said["temperature"], said["max_tokens"], said["stop"]) == (0.25, 77, ["END"])
-    assert said["tool_choice"] == {"type": "function", "function": {"name": "weather"}}
-    function = {"name": "weather", "description": "The weather", "parameters": WEATHER["input_schema"]}
-    assert said["tools"] == [{"type": "function", "function": function}]
-    # It has no place for thinking: the answer says so.
-    assert "Ask the service." not in str(said)
-    assert "messages.reasoning" in raw.headers["x-quintain-ignored"]
-
-
 async def test_what_a_client_sends_reaches_anthropics_as_it_is_and_so_does_what_that_answers(
     fleet: ModelFleet, clients: OfficialClients
 ) -> None:
@@ -176,14 +143,3 @@ async def test_a_stream_says_piece_by_piece_what_the_whole_says(clients: Officia
     assert [block["text"] for block in assembled["content"]] == ["one two three four five"]
     for name in ("input_tokens", "output_tokens"):
         assert assembled["usage"][name] == whole["usage"][name] > 0
-
-
-async def test_tool_calls_are_streamed(fleet: ModelFleet, clients: OfficialClients) -> None:
-    calls = [("c1", "weather", ['{"city"', ': "Paris"}']), ("c2", "weather", ["{}"])]
-    ask: Any = {**ASK, "model": "model", "tools": [WEATHER]}
-    fleet.provider.set_responses(StreamedResponse(events=CHAT.call_events(calls)))
-    async with clients.anthropic.messages.stream(**ask) as stream:
-        answer = await stream.get_final_message()
-    said = [(block.type, block.id, block.name, block.input) for block in answer.content if block.type == "tool_use"]
-    assert said == [("tool_use", "c1", "weather", {"city": "Paris"}), ("tool_use", "c2", "weather", {})]
-    assert (answer.stop_reason, len(answer.content)) == ("tool_use", 2)

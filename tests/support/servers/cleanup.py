@@ -24,10 +24,12 @@ class CleanupProcess:
 
     def write_line(self, line: str) -> None:
         """Add a line to the script's input."""
+        assert self._process.stdin is not None
         self._process.stdin.write(line.encode() + b"\n")
         self._process.stdin.flush()
 
     def finish(self) -> None:
         """End the script's input, and wait until the script ended."""
+        assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()

@@ -122,6 +122,7 @@ class _Cluster:
     def stop(self, how: signal.Signals) -> None:
         """Stop the server: SIGQUIT at once (``pg_ctl stop -m immediate``), SIGINT in order, after it closed all
         connections (``-m fast``)."""
+        assert self._server is not None
         self._server.send_signal(how)
         self._server.wait(_STOP_SECONDS)
         self._cleanup.write_line("")
@@ -129,6 +130,7 @@ class _Cluster:
     def kill(self) -> None:
         """Send SIGKILL to the first process, and return when its children ended too: a new server refuses the data
         until then."""
+        assert self._server is not None
         pid = self._server.pid
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
         self.stop(signal.SIGKILL)

@@ -237,20 +237,6 @@ def test_prompts_in_files_are_read_as_promptfoo_reads_them(read: Read) -> None:
     assert [note.reason for note in carried.left_out] == ["chats/4.sh: a program, which is not run"]
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
-        {"role": "assistant", "tool_calls": []},
-        {"role": "tool", "content": "a", "tool_call_id": "b"},
-        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {}}]},
-        {"role": "user"},
-    ],
-)
-def test_a_message_that_a_prompt_has_no_place_for_is_named(read: Read, message: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="message 2"):
-        read("prompts: [a.json]\nproviders: [echo]\n", a_dot_json=json.dumps([CHAT[0], message]))
-
-
 def test_variables_and_tests_in_files_are_read(read: Read) -> None:
     carried = read(
         "prompts: ['{{a}}']\nproviders: [echo]\n"
@@ -384,19 +370,6 @@ def test_agentvs_files_inputs_and_criteria_are_carried(read: Read) -> None:
         "targets[0]", "tests[0].metadata.id", "tests[0].assertions[2].required", "tests[1].input[0]", "tests[1]",
     }  # fmt: skip
     assert [note.file for note in carried.left_out if note.place == "targets[0]"] == ["targets.yaml"]
-
-
-def test_a_program_of_agentv_grades_every_test_in_its_folder(read: Read) -> None:
-    carried = read(
-        "assertions: [{name: gate, type: code-grader, command: [python3, gate.py], weight: 3, cwd: sub, "
-        "config: {a: 5}}]\n"
-        "tests: [{id: a, input: b}, {id: c, input: d, assertions: [{type: code-grader, command: [x]}]}]\n",
-        targets_dot_yaml="targets: [{name: default, provider: mock}]\n",
-    )
-    assert evaluation_of(carried)["graders"] == [
-        {"name": "gate", "command": ["python3", "gate.py"], "cwd": "../sub", "config": {"a": 5}, "weight": 3}
-    ]
-    assert places(carried) == ["tests[1]"]
 
 
 def test_a_target_that_agentvs_evaluation_does_not_use_needs_no_variables(read: Read) -> None:

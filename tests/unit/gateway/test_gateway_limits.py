@@ -227,7 +227,7 @@ async def test_a_slow_head_is_408_however_it_trickles(socket: RawConnection) -> 
 
 
 async def test_who_never_asks_anything_is_closed_without_a_word(socket: RawConnection) -> None:
-    assert await socket.read_until_closed(seconds=5) == b""
+    assert await socket.read_until_closed() == b""
 
 
 async def test_a_second_slow_head_on_the_same_connection_is_408_too(socket: RawConnection) -> None:
@@ -408,7 +408,7 @@ async def flood(fleet: MemoryFleet, token: str) -> None:
     assert grown_kib < 100 * 1024
     async with open_gateway_client(fleet.gateway_url, token) as door:
         assert await door.read_call_count() == LIMITS.max_connections
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while "quintain_gateway_connections 1.0\n" not in (metrics := (await door.http.get("/metrics")).text):
                 await asyncio.sleep(0.02)
     assert 'quintain_gateway_turned_away_total{reason="too many connections"} 250.0\n' in metrics

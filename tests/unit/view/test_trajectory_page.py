@@ -127,17 +127,6 @@ def test_a_list_has_pages_the_newest_first(tmp_path: Path) -> None:
     assert ([entry.name for entry in entries], has_more) == (["0000.jsonl"], False)
 
 
-def test_hostile_text_stays_text_in_every_field() -> None:
-    fields = {"type": HOSTILE, "name": HOSTILE, "tag": [HOSTILE], "texts": {HOSTILE: HOSTILE, "error": HOSTILE}}
-    lines = [
-        TrajectoryLine.model_validate({"kind": kind, "ms": number, "seq": 1, **fields})
-        for number, kind in enumerate(("send", "reply", "emit", "log", "reply", "end"))
-    ]
-    start = START.model_copy(update=dict.fromkeys(("target", "title", "host_id", "lease_id", "started_at"), HOSTILE))
-    page = trajectory_page(TrajectoryRecord("one.jsonl", start, lines, is_written=False), BEGAN_MS)
-    assert_harmless(html_of(page, name=HOSTILE))
-
-
 def trajectory_line(kind: str, seq: int, **texts: str) -> bytes:
     return line(kind, seq, seq, **texts).to_wire()
 
