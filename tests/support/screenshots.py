@@ -32,7 +32,7 @@ SHOTS: list[tuple[str, Literal["light", "dark"], bool]] = [
 
 #: In pixels. A run is shown down to its cases; a fleet has eleven columns.
 _WIDTHS = {"run": 1_100, "case": 1_100, "trajectory": 1_100, "tutorial": 1_100, "fleet": 1_280}
-_HEIGHTS = {"run": 1_500, "case": 900, "trajectory": 1_050, "tutorial": 1_000, "fleet": 1_330}
+_HEIGHTS = {"run": 1_150, "case": 800, "trajectory": 1_050, "tutorial": 1_000, "fleet": 1_330}
 
 
 def main() -> None:
@@ -67,7 +67,7 @@ def _take_tutorial(browser: Browser) -> None:
                 page.get_by_role("combobox", name=column, exact=True).select_option(label=outcome)
             expect(page.locator("main").get_by_text("9 cases", exact=True)).to_be_visible()
             _take(page, "tutorial-run-light")
-            page.get_by_role("link", name="late-fee", exact=True).click()
+            page.get_by_role("link", name="You took a late fee").click()
             expect(page.get_by_role("heading", name="late-fee")).to_be_visible()
             _take(page, "tutorial-case-light")
             _take(view.go("/run/rules/compare/triage"), "tutorial-compare-light")
@@ -96,7 +96,9 @@ def _take(page: Page, name: str) -> None:
 
 def _run_example(shell: CommandLine) -> None:
     copy_capitals(shell.folder)
-    shell.run("run", "eval.yaml", "--output", "runs/eval")
+    # The heading of a page is the name of this file.
+    (shell.folder / "eval.yaml").rename(shell.folder / "capitals.yaml")
+    shell.run("run", "capitals.yaml", "--output", "runs/eval")
 
 
 if __name__ == "__main__":
