@@ -167,9 +167,10 @@ async def test_a_limit_below_one_row_asks_nothing_and_can_be_taken_away(shell: C
         await run_within(shell, "none", code=0)
         assert {row["status"] for row in final_rows(shell).values()} == {"graded"}
         assert (provider.requests, amounts(shell)["spent"]) == (6, provider.bill)
-        # Verdicts are given again within a limit of their own.
-        for dollars, code, requests in (("0.001", 4, 6), ("1", 0, 9)):
-            command = shell.start("rescore", str(OUTPUT), "--max-cost-usd", dollars)
+        # Verdicts that are given again are of the run's limit too, and a raised one pays for the rest.
+        commands = (("rescore", str(OUTPUT), "0.001", 4, 6), ("run", "eval.yaml", "1", 0, 9))
+        for name, what, dollars, code, requests in commands:
+            command = shell.start(name, what, "--max-cost-usd", dollars)
             assert (await asyncio.to_thread(command.wait, seconds=60)).code == code
             assert provider.requests == requests
 
