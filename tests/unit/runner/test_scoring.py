@@ -78,13 +78,13 @@ async def test_the_results_are_shown_by_the_values_of_a_field(tmp_path: Path) ->
     assert world.folder.asked == []
     for tables in (world.tables(), world.tables(summary)):
         shown = {table.title: [(*row[:4], row[5]) for row in table.rows] for table in tables}
-        assert shown["by topic"] == [("(none)", "bot", "2", "0 %", "0.000"), ("easy", "bot", "4", "75 %", "0.750")]
-        assert shown["by tags"] == [
+        assert shown["By topic"] == [("(none)", "bot", "2", "0 %", "0.000"), ("easy", "bot", "4", "75 %", "0.750")]
+        assert shown["By tags"] == [
             ("(none)", "bot", "2", "0 %", "0.000"),
             ("x", "bot", "2", "100 %", "1.000"),
             ("y", "bot", "4", "75 %", "0.750"),
         ]
-    assert "### by topic" in render_markdown(read_report(world.folder.output), "quintain run eval.yaml")
+    assert "### By topic" in render_markdown(read_report(world.folder.output), "quintain run eval.yaml")
     record = world.folder.record
     assert record["statistics"]["by"]["topic"]["easy"]["bot"]["score"]["value"] == 0.75
     await world.run([SAME], by=["topic"])
