@@ -42,7 +42,7 @@ from quintain.observe import logs
 from quintain.observe.semconv import ADMIT, QUEUE_WAIT, SpanStart, process_span, reply_span, settle_span
 from quintain.observe.spans import Span, current_traceparent, in_span, record_finished_span, span
 from quintain.routes import INVOKE
-from quintain.rpc.server import GroupedReply, ReplyGroups, integer_header
+from quintain.rpc.server import ReplyGroups, integer_header
 from quintain.runtime.concurrency import ByteBudget, RandomIds, TimeLimits
 from quintain.timings import Clock, Timings
 from quintain.topology import REPLY, target_queue
@@ -277,10 +277,7 @@ class CallRunner:
         headers = {REQUEST_ID_HEADER: call.request_id}
         item = GroupItem(delivery.correlation_id or "", reply.wire or message.to_wire(), headers, kind)
         while True:
-            sent: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
-            grouped = GroupedReply(item, partial(_note_sent, sent))
-            self._reply_groups.add(delivery.reply_to or "", grouped, alone=not call.reads_groups)
-            error = await sent
+            error = await self._reply_groups.add(delivery.reply_to or "", item, alone=not call.reads_groups)
             if not isinstance(error, BrokerUnavailable | BrokerRefused):
                 break
             self._not_replied.failed(error)
@@ -303,11 +300,6 @@ class CallRunner:
         seconds = call.ends_at - asyncio.get_running_loop().time()
         if call.place is None or not await call.place.move_to_backlog(seconds, message):
             await return_copy(self.bus, message.delivery, target, remaining_seconds=seconds, holder=message)
-
-
-async def _note_sent(sent: asyncio.Future[Exception | None], _: GroupedReply, error: Exception | None) -> None:
-    if not sent.done():
-        sent.set_result(error)
 
 
 def _span_start(call: Call) -> SpanStart:

@@ -25,7 +25,7 @@ from quintain.contracts.headers import (
 from quintain.contracts.invoke import Chunk, Progress, ReasoningChunk, ToolCallChunk
 from quintain.contracts.values import MAX_DEADLINE_SECONDS, replace_surrogates
 from quintain.errors import BadRequest, BusError
-from quintain.rpc.server import GroupedReply, ReplyGroups, truncate_echo
+from quintain.rpc.server import ReplyGroups, truncate_echo
 from quintain.runtime.concurrency import running_task
 from quintain.timings import Timings
 from quintain.topology import REPLY
@@ -208,7 +208,7 @@ class ChunkSender:
             self._sending_alone = asyncio.get_running_loop().create_task(self._send_alone(items), name="chunks")
             return
         for item in items:
-            self._groups.add(self._delivery.reply_to or "", GroupedReply(item, self._on_sent))
+            self._groups.add(self._delivery.reply_to or "", item).add_done_callback(self._on_sent)
 
     async def _send_alone(self, items: Sequence[GroupItem]) -> None:
         for item in items:
@@ -220,8 +220,8 @@ class ChunkSender:
             finally:
                 self._count_confirmed()
 
-    async def _on_sent(self, _: GroupedReply, error: Exception | None) -> None:
-        if error is not None:
+    def _on_sent(self, sent: asyncio.Future[Exception | None]) -> None:
+        if (error := sent.result()) is not None:
             self._note_failure(error)
         self._count_confirmed()
 

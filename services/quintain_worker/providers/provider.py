@@ -93,20 +93,15 @@ class ProviderAnswer:
     ask_bill: AskBill = no_bill
     billed_usd: float | None = None
 
-    @property
-    def has_empty_usage(self) -> bool:
-        """Whether its token counts say nothing: servers that count nothing say 0, which would be free."""
-        usage = self.token_usage
-        if not isinstance(usage, TokenUsage):
-            return False
-        return usage.input <= 0 or (usage.output <= 0 and self._has_content())
-
     async def with_bill(self, ends_at: float) -> ProviderAnswer:
         """Return it without token counts that say nothing, and what has none with its bill, where the vendor tells.
 
         Its caller waits for the answer until ``ends_at``, in the loop's seconds: so long the vendor is asked.
         """
-        answer = dataclasses.replace(self, token_usage=None) if self.has_empty_usage else self
+        answer, usage = self, self.token_usage
+        # Servers that count nothing say 0, which would be free.
+        if isinstance(usage, TokenUsage) and (usage.input <= 0 or (usage.output <= 0 and self._has_content())):
+            answer = dataclasses.replace(self, token_usage=None)
         if answer.token_usage is not None or self.ask_bill is no_bill:
             return answer
         try:

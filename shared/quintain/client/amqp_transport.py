@@ -215,12 +215,11 @@ class AmqpTransport:
             self._info_task = self._groups.learn_soon(target, self._read_info)
         while True:
             remaining_seconds = ends_at - loop.time()
-            sent = RpcRequest(
-                *request[:4],  # its address, type and body
-                {**request.headers, PUBLISHED_AT_HEADER: self.clock.now_ms()},
-                remaining_seconds + REPLY_GRACE_SECONDS,
+            sent = request._replace(
+                headers={**request.headers, PUBLISHED_AT_HEADER: self.clock.now_ms()},
                 # The message expires at the deadline; the client waits a little longer for the fleet's own `Expired`.
-                remaining_seconds,
+                deadline_seconds=remaining_seconds + REPLY_GRACE_SECONDS,
+                expires_seconds=remaining_seconds,
             )
             try:
                 result = await in_span(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import hashlib
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
@@ -73,11 +74,11 @@ async def send_reply(
 
 
 @dataclass(slots=True, eq=False)
-class GroupedReply:
-    """A reply that waits for its message; ``on_sent`` gets it when it was published, or with why it could not be."""
+class _GroupedReply:
+    """A reply that waits for its message; ``sent`` is None once it was published, or why it could not be."""
 
     reply: GroupItem
-    on_sent: Callable[[GroupedReply, Exception | None], Awaitable[None]]
+    sent: asyncio.Future[Exception | None]
     _item: bytes = b""
 
     @property
@@ -102,19 +103,24 @@ class ReplyGroups:
 
     def __init__(self, bus: Bus, expiration_ms: int | None = None) -> None:
         self._bus, self._expiration_ms = bus, expiration_ms
-        self._together = BatchSender[str, GroupedReply](
+        self._together = BatchSender[str, _GroupedReply](
             self._send, full_at_once=True, count=lambda replies: count_fitting(len(reply.item) for reply in replies)
         )
-        self._alone = BatchSender[str, GroupedReply](self._send, max_concurrent=MAX_ALONE)
+        self._alone = BatchSender[str, _GroupedReply](self._send, max_concurrent=MAX_ALONE)
 
-    def add(self, reply_to: str, reply: GroupedReply, *, alone: bool = False) -> None:
-        """Publish a reply to this routing key; ``alone``: its caller reads no groups."""
+    def add(self, reply_to: str, reply: GroupItem, *, alone: bool = False) -> asyncio.Future[Exception | None]:
+        """Publish a reply to this routing key; ``alone``: its caller reads no groups.
+
+        Returns a future that is None once the reply was published, or why it could not be.
+        """
+        grouped = _GroupedReply(reply, asyncio.get_running_loop().create_future())
         if alone:
-            self._alone.add(reply_to, reply, max_batch=1)
+            self._alone.add(reply_to, grouped, max_batch=1)
         else:
-            self._together.add(reply_to, reply)
+            self._together.add(reply_to, grouped)
+        return grouped.sent
 
-    async def _send(self, reply_to: str, replies: list[GroupedReply]) -> None:
+    async def _send(self, reply_to: str, replies: list[_GroupedReply]) -> None:
         if len(replies) == 1:
             reply = replies[0].reply
             envelope = Envelope(
@@ -132,7 +138,8 @@ class ReplyGroups:
         except Exception as failure:
             error = failure
         for each in replies:
-            await each.on_sent(each, error)
+            if not each.sent.done():  # of a call that was cancelled
+                each.sent.set_result(error)
 
 
 @contextlib.contextmanager
