@@ -57,6 +57,7 @@ class Case(BaseModel):
     ``settings`` are those of the call of the target, such as its temperature. ``turns`` are what the user says one
     after another, each once the one before is answered, after ``question`` or ``messages`` if there are any; instead
     of them ``user`` may speak. A grader of a conversation is given its ``messages``, up to the last answer.
+    ``choices`` are those of a multiple choice, in the order of their letters.
     ``graders`` are those of this case alone, beside the evaluation's: built-in ones, each as in an evaluation file.
 
     Example::
@@ -74,6 +75,7 @@ class Case(BaseModel):
     settings: InvokeSettings | None = None
     turns: Annotated[list[Said], Field(min_length=1, max_length=MAX_TURNS)] | None = None
     user: SimulatedUser | None = None
+    choices: Annotated[list[Said], Field(min_length=2, max_length=26)] | None = None
     graders: list[Any] = Field(default_factory=list)
     metadata: dict[str, JsonValue] = Field(default_factory=dict)
 

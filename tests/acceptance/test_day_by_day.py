@@ -132,3 +132,61 @@ def test_a_gate_of_an_unknown_grader_or_tag_is_an_error_of_check(shell: CommandL
         (shell.folder / "eval.yaml").write_text(text.replace(right, wrong))
         refused = shell.run("check", "eval.yaml", code=2, env={"KEY": "k"})
         assert f"did you mean {nearest}" in refused.stdout
+
+
+CHOICES = [
+    {"id": "fr", "question": "The capital of France?", "choices": ["Rome", "Paris", "Lima"], "expected": "Paris"},
+    {"id": "pe", "question": "The capital of Peru?", "choices": ["Rome", "Paris", "Lima"], "expected": "C"},
+    {"id": "it", "question": "The capital of Italy?", "choices": ["Rome", "Paris", "Lima"], "expected": ["A", "Rome"]},
+]
+
+CHOOSING = """
+dataset: {{file: cases.jsonl, choices_seed: {seed}}}
+prompts: [{{name: plain, system: Be brief.}}, {{name: own, user: "{{{{ question }}}} {{{{ choices | join(', ') }}}}"}}]
+graders: [{{name: chosen, builtin: choice}}]
+"""
+
+
+def test_multiple_choice_is_shuffled_read_and_its_positions_are_told(shell: CommandLine) -> None:
+    def answer(asked: ModelRequest) -> str:
+        return "**B**" if asked.question.endswith("Answer with the letter of one choice.") else "Perhaps Rome or Lima"
+
+    with function_model(answer) as url:
+        cases = "".join(f"{json.dumps(case)}\n" for case in CHOICES)
+        write_files(
+            shell.folder,
+            cases_jsonl=cases,
+            quintain_yaml=CONFIG.format(url=url),
+            eval_yaml=CHOOSING.format(seed="null"),
+        )
+        env = {"KEY": "k"}
+        told = json.loads(shell.run("run", "eval.yaml", "--json", env=env).stdout)
+        kept = shell.run("run", "eval.yaml", env=env)
+        (shell.folder / "eval.yaml").write_text(CHOOSING.format(seed=3))
+        shell.run("run", "eval.yaml", "--output", "shuffled", env=env)
+    plain, own = (told["statistics"]["choices"]["chosen"][f"bot · {name}"] for name in ("plain", "own"))
+    assert plain == {
+        "answers": 3,
+        "unread": 0,
+        "positions": {
+            "A": {"chosen": 0, "right": 1, "hit": 0},
+            "B": {"chosen": 3, "right": 1, "hit": 1},
+            "C": {"chosen": 0, "right": 1, "hit": 0},
+        },
+    }
+    assert (own["answers"], own["unread"]) == (3, 3)
+    assert "By position" in kept.stdout
+    rows = {row["caseId"]: row for row in rows_of(shell.folder / "shuffled")}
+    assert any(row["case"]["choices"] != ["Rome", "Paris", "Lima"] for row in rows.values())
+    for case, right in (("fr", "Paris"), ("pe", "Lima"), ("it", "Rome")):
+        row = rows[case]
+        assert row["case"]["expected"] in (right, [right, right])
+        assert row["graders"]["chosen"]["choice"]["right"] == [row["case"]["choices"].index(right)]
+    for change, place in (
+        ({"expected": "Oslo"}, "expected"),
+        ({"choices": ["one"]}, "choices"),
+        ({"choices": ["Rome", "rome", "Paris"]}, "choices"),
+        ({"choices": None}, "choices"),
+    ):
+        (shell.folder / "cases.jsonl").write_text(json.dumps({**CHOICES[0], **change}))
+        assert place in shell.run("run", "eval.yaml", "--output", "refused", code=2, env=env).stderr

@@ -19,7 +19,7 @@ from quintain_runner.plan.dataset import DatasetStats
 from quintain_runner.plan.selection import CaseRequirement
 from quintain_runner.plan.trials import check_targets_available, request_of
 from quintain_runner.spec.asking_graders import ANSWER_SECTIONS, OWN_SECTIONS, JudgeGrader
-from quintain_runner.spec.builtin_graders import ComparingGrader, ToolCallsGrader
+from quintain_runner.spec.builtin_graders import ChoiceGrader, ComparingGrader, ToolCallsGrader
 from quintain_runner.spec.evaluation import Evaluation, EvaluationSpec
 from quintain_runner.spec.graders import GraderSpec, grader_kind, single_graders
 from quintain_runner.spec.prompts import Prompt
@@ -120,6 +120,13 @@ def _grading_requirements(evaluation: Evaluation) -> Iterator[CaseRequirement]:
             reason=f"needed by {_grader_names(comparing)}",
             fix="add it to them, leave them out with where, or take another grader",
         )
+    if choosing := [grader for grader in single_graders(graders) if isinstance(grader, ChoiceGrader)]:
+        yield CaseRequirement(
+            is_met=lambda case: case.choices is not None,
+            problem="no choices",
+            reason=f"needed by {_grader_names(choosing)}",
+            fix="add them to these, a list of texts, leave them out with where, or take another grader",
+        )
     for grader in single_graders(graders):
         if isinstance(grader, ComparingGrader) and (grader.templates or not grader.has_value):
             yield CaseRequirement(
@@ -201,7 +208,7 @@ def _needs_expected(grader: GraderSpec) -> bool:
     """Whether a grader fails without ``expected``. A judge does only if the file lists it in ``show``."""
     if isinstance(grader, JudgeGrader):
         return grader.show is not None and "expected" in grader.show
-    return isinstance(grader, ComparingGrader) and not grader.has_value
+    return isinstance(grader, ChoiceGrader) or (isinstance(grader, ComparingGrader) and not grader.has_value)
 
 
 def _grader_names(graders: Iterable[GraderSpec]) -> str:

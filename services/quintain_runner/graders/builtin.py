@@ -28,8 +28,9 @@ from quintain_runner.graders.activity import check_cost, check_latency, check_to
 from quintain_runner.graders.base import GradingContext, GradingResult
 from quintain_runner.graders.verdict import GraderError
 from quintain_runner.plan.trials import Trial
-from quintain_runner.results.row import Check, GraderRow
+from quintain_runner.results.row import Check, ChoiceRow, GraderRow
 from quintain_runner.spec.builtin_graders import (
+    ChoiceGrader,
     ComparingGrader,
     ComparingTextGrader,
     ContainsJsonGrader,
@@ -43,8 +44,16 @@ from quintain_runner.spec.builtin_graders import (
     TokensGrader,
     ToolCallsGrader,
 )
+from quintain_runner.spec.choices import LETTERS, read_choice
 from quintain_runner.spec.graders import BuiltinGrader
-from quintain_runner.spec.right_answers import EXACT, answer_text, numbers_in, same_json, unreadable_number
+from quintain_runner.spec.right_answers import (
+    EXACT,
+    answer_text,
+    numbers_in,
+    right_answers,
+    same_json,
+    unreadable_number,
+)
 from quintain_runner.untrusted import (
     BacktrackLimitExceeded,
     compile_pattern,
@@ -146,6 +155,8 @@ def build_comparison(spec: BuiltinGrader, folder: Path) -> Compare:
             return lambda _, result, __: check_tokens(spec, result)
         case RegexGrader():
             compare_text = _compare_patterns(spec)
+        case ChoiceGrader():
+            compare_text = _compare_choice
         case JsonSchemaGrader():
             validator = build_validator(spec.json_schema, folder)
             compare_text = lambda _, answer: _validate_json(validator, answer, fenced=spec.fenced)  # noqa: E731
@@ -247,6 +258,23 @@ def _compare_number(spec: NumericGrader, right: Sequence[JsonValue], answer: str
         one if len(one) <= _MAX_SHOWN_DIGITS else f"{one[:_MAX_SHOWN_DIGITS]}…" for one in (read.text, str(nearest))
     ]
     return _verdict(passed, reason=f"{shown[0]} is {distance:.6g} off {shown[1]}" if distance else None)
+
+
+def _compare_choice(case: Case, answer: str) -> GraderRow:
+    """The comparison of the choice grader; what cannot be read fails, and is named."""
+    choices = case.choices or []
+    right = [position for position, choice in enumerate(choices) if choice in right_answers(case.expected)]
+    if not right:
+        raise GraderError("The row has no choices, or no expected that is one of them")
+    read = read_choice(answer, choices)
+    reason = (
+        f"no choice can be read in the answer: {read.problem}"
+        if read.position is None
+        else f"{LETTERS[read.position]} is chosen; right is {' or '.join(LETTERS[position] for position in right)}"
+    )
+    passed = read.position in right
+    verdict = _verdict(passed, reason=None if passed else reason)
+    return verdict.with_fields(choice=ChoiceRow(position=read.position, right=right, of=len(choices)))
 
 
 def _compare_distance(spec: EditDistanceGrader, right: Sequence[JsonValue], answer: str) -> GraderRow:

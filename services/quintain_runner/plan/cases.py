@@ -21,7 +21,7 @@ from quintain.graders import Case, SimulatedUser
 from quintain.runtime.text_files import InvalidLine, csv_rows, decode_text
 from quintain_runner.files import InvalidJson, json_lines, read_exact_json
 from quintain_runner.spec.asking_graders import JudgeGrader, PairwiseGrader, SimilarGrader
-from quintain_runner.spec.builtin_graders import ComparingGrader
+from quintain_runner.spec.builtin_graders import ChoiceGrader, ComparingGrader
 from quintain_runner.spec.grader_options import IS_DATA
 from quintain_runner.spec.graders import (
     GRADER_MODELS,
@@ -136,7 +136,9 @@ def expected_text(case: Case) -> str | None:
 #: An example of a valid line, for error messages.
 EXAMPLE_LINE = '{"id": "1", "question": "What is the capital of France?", "expected": "Paris"}'
 
-_OWN_FIELDS = frozenset({"id", "question", "messages", "system_prompt", "expected", "settings", "turns", "graders"})
+_OWN_FIELDS = frozenset(
+    {"id", "question", "messages", "system_prompt", "expected", "settings", "turns", "graders", "choices"}
+)
 
 _USER_FIELDS = frozenset(SimulatedUser.model_fields)
 
@@ -324,6 +326,8 @@ def _problem_of(grader: GraderSpec) -> str | None:
 
 def _expected_problem(grader: GraderSpec, case: Case) -> str | None:
     """Why the case's expected is nothing that its grader can compare with; None if it is, or has not to be."""
+    if isinstance(grader, ChoiceGrader) and (case.choices is None or case.expected is None):
+        return "give the case choices, a list of texts, and an expected, the letter or the text of one"
     if not isinstance(grader, ComparingGrader) or grader.has_value:
         return None
     if case.expected is None:

@@ -29,8 +29,10 @@ def input_fingerprint(case: Case) -> str:
 
 
 def grading_fingerprint(case: Case) -> str:
-    """The fingerprint of what only graders see: ``expected``, and the fields that have no meaning of their own."""
-    return fingerprint_of(case.model_dump(mode="json", include={"expected", "metadata"}))
+    """The fingerprint of what only graders see: ``expected``, the order of the choices, and the fields that have no
+    meaning of their own."""
+    choices = set() if case.choices is None else {"choices"}
+    return fingerprint_of(case.model_dump(mode="json", include={"expected", "metadata", *choices}))
 
 
 def first_request(case: Case) -> str:

@@ -59,6 +59,7 @@ from quintain_runner.plan.selection import (
     selection_of,
 )
 from quintain_runner.results.store import KeyHashSet, key_hash
+from quintain_runner.spec.choices import with_ordered_choices
 from quintain_runner.spec.evaluation import DatasetSpec, Evaluation
 from quintain_runner.spec.graders import judges_among
 from quintain_runner.spec.prompts import CASE_AS_IT_IS, Prompt
@@ -72,7 +73,8 @@ class CaseSource:
     ``fields`` are the dataset's own names of fields by ours, if it has others; then a row without an id has its hash.
     ``prompts`` are what is asked about each case; where they ask the case itself, it needs a question or messages.
     ``grader_names`` are those of the evaluation's graders, which no case's own grader has. ``judges_only``: of a case's
-    own graders only the judges are read, and where ``only_graders`` has names, only these.
+    own graders only the judges are read, and where ``only_graders`` has names, only these. ``choices_seed``
+    orders the choices of each case.
     """
 
     path: Path
@@ -82,6 +84,7 @@ class CaseSource:
     grader_names: frozenset[str] = frozenset()
     judges_only: bool = False
     only_graders: tuple[str, ...] = ()
+    choices_seed: int | None = 0
     selection: CaseSelection = ALL_CASES
 
 
@@ -294,6 +297,11 @@ def _parsed_rows(source: CaseSource, on_line: Callable[[bytes], object] = len) -
 
 
 def _with_graders(row: Case | InvalidLine, source: CaseSource) -> Case | InvalidLine:
+    if isinstance(row, Case):
+        try:
+            row = with_ordered_choices(row, source.choices_seed)
+        except ValueError as error:
+            return InvalidLine(str(error))
     row = with_own_graders(row, source.grader_names)
     if not isinstance(row, Case) or not (source.judges_only or source.only_graders):
         return row
@@ -334,6 +342,7 @@ def open_dataset(
         grader_names=evaluation.grader_names,
         judges_only=evaluation.judges_only,
         only_graders=evaluation.only_graders,
+        choices_seed=spec.choices_seed,
     )
     if spec.command is None:
         return check_dataset(spec, source, requirements)

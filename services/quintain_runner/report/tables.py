@@ -36,8 +36,8 @@ MAX_SHOWN_PAIRS = 10
 
 
 def run_tables(report: RunReport) -> list[TextTable]:
-    """The tables of a run: its targets, its graders if there are several, its juries, each field of ``by``, its pairs
-    of targets if there are any, and the comparisons of its pairwise graders.
+    """The tables of a run: its targets, its graders if there are several, its juries, its choices, each field of
+    ``by``, its pairs of targets if there are any, and the comparisons of its pairwise graders.
     """
     summary, analysis = report.summary, report.analysis
     tables = [_targets_table(report)]
@@ -45,6 +45,8 @@ def run_tables(report: RunReport) -> list[TextTable]:
         tables.append(_graders_table(analysis))
     if analysis.juries:
         tables.append(juries_table(analysis))
+    if analysis.choices:
+        tables.append(_choices_table(analysis))
     tables.extend(_tag_table(field, analysis) for field in analysis.by)
     if analysis.pairs:
         tables.append(_pairs_table(analysis, summary))
@@ -268,6 +270,35 @@ def _graders_table(analysis: Analysis) -> TextTable:
     ]
     columns = ("grader", "target", "passed", "95 %", "mean score", "95 %", *(("reduced", "95 %") if reduced else ()))
     return TextTable("By grader", columns, rows, name_columns=2)
+
+
+def _choices_table(analysis: Analysis) -> TextTable:
+    """The table of the positions of multiple choice: what was chosen, what was right, and how often it was found."""
+    rows = [
+        (
+            grader,
+            column,
+            letter,
+            _share(at.chosen, found.answers - found.unread),
+            _share(at.right, found.answers),
+            _share(at.hit, at.right),
+        )
+        for grader, columns in analysis.choices.items()
+        for column, found in columns.items()
+        for letter, at in found.positions.items()
+    ]
+    notes = [
+        f"{grader}, {column}: no choice could be read in {found.unread:,} of {format_count(found.answers, 'answer')}"
+        for grader, columns in analysis.choices.items()
+        for column, found in columns.items()
+        if found.unread
+    ]
+    columns = ("grader", "target", "position", "chosen", "right", "passed where right")
+    return TextTable("By position", columns, rows, name_columns=3, notes=notes)
+
+
+def _share(count: int, of: int) -> str:
+    return f"{100 * count / of:.0f} %" if of else MISSING
 
 
 def _pairs_table(analysis: Analysis, summary: RunSummary) -> TextTable:

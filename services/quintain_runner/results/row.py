@@ -38,6 +38,7 @@ class RowCase(Message):
     expected: JsonValue = Field(default=None, exclude_if=is_none)
     turns: list[str] | None = Field(default=None, exclude_if=is_none)
     user: SimulatedUser | None = Field(default=None, exclude_if=is_none)
+    choices: list[str] | None = Field(default=None, exclude_if=is_none)
 
     @classmethod
     def of(cls, case: Case) -> RowCase:
@@ -150,6 +151,15 @@ class JudgeUsed(Message):
     grader: JsonValue = Field(default=None, exclude_if=is_none)
 
 
+class ChoiceRow(Message):
+    """What was read of an answer to a multiple choice: the ``position`` of its choice ``of`` so many, from 0, or None
+    where none could be read; and the positions that are ``right``."""
+
+    position: int | None = None
+    right: list[int]
+    of: int
+
+
 class GraderRow(Message):
     """The result of one grader, or the vote of one judge of a jury: a verdict, or an error.
 
@@ -162,7 +172,8 @@ class GraderRow(Message):
     ``left_out`` are the characters that a judge was not shown, by the section that was too long.
     ``in_doubt``: a judge's call may have been charged without an answer. ``votes`` are those of a jury, by judge; a
     vote with an error is missing. ``tied``: as many votes pass the answer as fail it, and none is missing.
-    ``comparisons`` are those of a pairwise grader. ``parts`` are the verdicts of the graders of a list that made calls.
+    ``comparisons`` are those of a pairwise grader, and ``choice`` is that of a multiple choice.
+    ``parts`` are the verdicts of the graders of a list that made calls.
     """
 
     score: float | None = None
@@ -184,6 +195,7 @@ class GraderRow(Message):
     votes: dict[str, GraderRow] = Field(default_factory=dict, exclude_if=operator.not_)
     parts: dict[str, GraderRow] = Field(default_factory=dict, exclude_if=operator.not_)
     comparisons: list[PairwiseRow] | None = Field(default=None, exclude_if=is_none)
+    choice: ChoiceRow | None = Field(default=None, exclude_if=is_none)
 
     @property
     def missing_votes(self) -> list[GraderRow]:

@@ -168,6 +168,12 @@ class NumericGrader(ComparingGrader):
         return Decimal(repr(answer)) if isinstance(answer, int | float) else None
 
 
+class ChoiceGrader(GraderOptions):
+    """Passes if the answer names a right one of the case's choices, by its letter or its text."""
+
+    builtin: Literal["choice"]
+
+
 class EditDistanceGrader(ComparingGrader):
     """Passes if few characters must be inserted, deleted or replaced to make what is right of the answer; its score is
     the similarity of the two, 1 without the distance as a part of the longer one's length.
@@ -211,7 +217,7 @@ ComparingTextGrader = (
 )
 
 #: Graders that read the text of an answer, without a call.
-TextGrader = ComparingTextGrader | RegexGrader | JsonSchemaGrader | ContainsJsonGrader
+TextGrader = ComparingTextGrader | ChoiceGrader | RegexGrader | JsonSchemaGrader | ContainsJsonGrader
 
 
 class ExpectedToolCall(SpecModel):

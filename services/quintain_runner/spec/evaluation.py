@@ -74,6 +74,8 @@ class DatasetSpec(SpecModel):
     """
     seed: int = 0
     """The seed of the sample; a different seed selects different rows."""
+    choices_seed: int | None = 0
+    """The seed of the order of each case's choices; null leaves them in the dataset's order."""
     limit: Annotated[int, Field(ge=1)] | None = None
     """Keep only this many of the remaining rows, the first in the order of the dataset."""
 

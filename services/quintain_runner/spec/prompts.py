@@ -23,6 +23,7 @@ from quintain.config.yaml_file import read_yaml
 from quintain.contracts.invoke import ChatMessage
 from quintain.graders import Case
 from quintain_runner.files import read_text_file
+from quintain_runner.spec.choices import ASKS_FOR_A_LETTER, CHOICE_FIELDS, lettered
 from quintain_runner.spec.grader_options import GraderName, NonEmptyString, SpecModel, TemplateText
 from quintain_runner.spec.templates import Template, case_values, parse_template
 
@@ -152,11 +153,34 @@ class Prompt:
         elif self.messages is not None:
             rendered = [ChatMessage(role=role, content=text.render(case)) for role, text in self.messages]
             changes |= {"question": None, "messages": rendered}
+        if case.choices is not None and not self._shows_choices:
+            asked = case.model_copy(update=changes)
+            changes |= _with_text(asked, f"{lettered(case.choices)}\n\n{ASKS_FOR_A_LETTER}")
         return case.model_copy(update=changes) if changes else case
+
+    @property
+    def _shows_choices(self) -> bool:
+        """Whether one of its texts shows the choices of a case itself."""
+        return any(field.removeprefix("case.").partition(".")[0] in CHOICE_FIELDS for field in self.fields)
 
     def _templates(self) -> Iterator[Template]:
         yield from (template for template in (self.system, self.user) if template is not None)
         yield from (template for _, template in self.messages or ())
+
+
+def _with_text(case: Case, text: str) -> dict[str, object]:
+    """The question or the messages of a case with a text at the end of what the user says last."""
+    if case.question is not None:
+        return {"question": f"{case.question}\n\n{text}"}
+    messages = [*(case.messages or ())]
+    if not messages or (last := messages[-1]).role != "user":
+        return {"messages": [*messages, ChatMessage(role="user", content=text)]}
+    said: str | list[dict[str, JsonValue]] = (
+        f"{last.content}\n\n{text}"
+        if isinstance(last.content, str)
+        else [*last.content, {"type": "text", "text": f"\n\n{text}"}]
+    )
+    return {"messages": [*messages[:-1], last.model_copy(update={"content": said})]}
 
 
 #: Asks every case as it is: what an evaluation without ``prompts`` does.

@@ -14,6 +14,7 @@ from pydantic import JsonValue
 from quintain.errors import ConfigError
 from quintain.graders import Case
 from quintain.runtime.lazy_module import LazyModule
+from quintain_runner.spec.choices import lettered
 
 if TYPE_CHECKING:
     from quintain_runner.spec import template_language as language
@@ -28,6 +29,8 @@ class TemplateError(ConfigError):
 def case_values(case: Case) -> dict[str, JsonValue]:
     """The fields of a case that are not null, by the names that they have in a row of the dataset."""
     told = case.model_dump(mode="json", include={"turns", "user"}, exclude_none=True) if case.is_conversation else {}
+    if case.choices is not None:
+        told |= {"choices": case.choices, "lettered_choices": lettered(case.choices)}
     own = {"id": case.id, "question": case.question, "system_prompt": case.system_prompt, "expected": case.expected}
     return {name: value for name, value in {**case.metadata, **told, **own}.items() if value is not None}
 

@@ -16,6 +16,7 @@ from quintain.contracts.message import Message
 from quintain_runner.results.row import Row
 from quintain_runner.spec.grader_options import Reducers, required_repeats
 from quintain_runner.statistics.arrays import np, npt
+from quintain_runner.statistics.choice_positions import ChoiceCollector, ChoiceStatistics
 from quintain_runner.statistics.frame import (
     ROW_PASS,
     ROW_SCORE,
@@ -91,7 +92,8 @@ class Analysis(Message):
 
     ``targets`` are those of each column: of a target, under each prompt. ``by`` are those of rows with one tag: by
     field, tag and column. ``judges`` are the graders that asked one, and ``juries`` the votes of those that asked
-    several, on answers of all columns. ``pairwise`` are those of the comparisons of each pairwise grader.
+    several, on answers of all columns. ``pairwise`` are those of the comparisons of each pairwise grader, and
+    ``choices`` the answers to multiple choice, by grader and column.
     """
 
     confidence: float = CONFIDENCE
@@ -101,6 +103,7 @@ class Analysis(Message):
     judges: dict[str, JudgeStatistics] = Field(default_factory=dict, exclude_if=operator.not_)
     juries: dict[str, JuryStatistics] = Field(default_factory=dict, exclude_if=operator.not_)
     pairwise: dict[str, PairwiseStatistics] = Field(default_factory=dict, exclude_if=operator.not_)
+    choices: dict[str, dict[str, ChoiceStatistics]] = Field(default_factory=dict, exclude_if=operator.not_)
 
 
 def analyse_run(
@@ -110,12 +113,13 @@ def analyse_run(
 
     The rows are read twice where answers were compared.
     """
-    collector = ComparisonCollector(columns)
-    tagged = build_tagged_frames(collector.passed_through(read_rows()), columns, repeats=repeats)
+    collector, choices = ComparisonCollector(columns), ChoiceCollector(columns, repeats)
+    rows = choices.passed_through(collector.passed_through(read_rows()))
+    tagged = build_tagged_frames(rows, columns, repeats=repeats)
     if collector.has_comparisons:
         collector.add_answers(read_rows())
     analysis = analyse(tagged.columns, reducers, tagged.by_tag, tagged.votes)
-    return analysis.with_fields(pairwise=collector.statistics())
+    return analysis.with_fields(pairwise=collector.statistics(), choices=choices.statistics())
 
 
 def analyse(
