@@ -1,7 +1,7 @@
 """Renews workers' leases, and measures how late heartbeats are read, so that no lease lapses for a delay of ours.
 
 Heartbeats have a queue of their own. Each metadata service publishes a probe to it at every interval, with the time on
-the ledger's clock. A queue keeps its order: whoever reads a probe knows that every heartbeat that was sent before it
+the ledger's clock. A queue keeps its order: a reader of a probe knows that every heartbeat that was sent before it
 was delivered. Leases that end after the last probe that was read do not lapse yet. If probes are read too late,
 heartbeats may have expired in the queue: then no lease lapses for the duration of one lease. The answers to heartbeats
 name the service's own queue for admits, to which workers send without the delay of a quorum queue.

@@ -3,7 +3,7 @@
 A call asks with `offer`. What the ledger says is noted with `granted`, `refused` or `wait`. `next` names the calls that
 the ledger is to be asked about: those whose turn it is, which have a place, and those for which something else has
 changed. The order of turns is that of `quotas.fair_queue`: take-overs, then priority, then shares of sessions, then
-arrival. Times are seconds of any clock that rises; whoever calls looks again at `due_at`.
+arrival. Times are seconds of any clock that rises; the caller looks again at `due_at`.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ class Replica:
             if not self.began.done():
                 self.began.set_exception(error)
             else:
-                log.exception("The service did not start, and is started again by whoever leads")
+                log.exception("The service did not start, and the leader starts it again")
         finally:
             self._service = None
 

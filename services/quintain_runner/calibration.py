@@ -91,8 +91,8 @@ class Calibration(Message):
     """How far judges agree with labels, by half of the cases.
 
     ``left_out`` are the labels that are not used, by the reason, and ``without_verdict`` the answers on which a judge
-    gave no verdict, or a jury a tie. ``disagreements`` are of the development half only: whoever reads those of the
-    other half has none left to compare judges by.
+    gave no verdict, or a jury a tie. ``disagreements`` are of the development half only: a reader of those of the
+    other half has no labels left to compare judges by.
     """
 
     evaluation: str

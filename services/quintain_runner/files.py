@@ -240,7 +240,7 @@ def exclusive_lock(folder: Path, lock: Path) -> Iterator[None]:
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Whoever held it may have renamed the folder: the lock would then be of what has another path now.
+            # Its holder may have renamed the folder: the lock would then be of what has another path now.
             if not os.path.samestat(os.fstat(descriptor), lock.stat()):
                 raise FileNotFoundError
         except OSError:

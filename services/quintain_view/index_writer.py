@@ -105,7 +105,7 @@ def update_index_step(folder: Path, run: RunFile | None = None, *, max_bytes: in
     try:
         if not results.is_file():
             return IndexProgress()
-        # Whoever may read the results may read their index, and nobody else.
+        # Readers of the results may read their index, and nobody else.
         os.close(os.open(index_path(folder), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, results.stat().st_mode & 0o777))
         with contextlib.closing(apsw.Connection(str(index_path(folder)))) as connection, results.open("rb") as file:
             connection.set_busy_timeout(_BUSY_TIMEOUT_MS)

@@ -150,7 +150,7 @@ def opened_path(folders: RunFolders, at: str) -> str:
 
 
 def opening_command(folder: Path, at: str) -> str:
-    """The command that opens this page of a run for whoever has its folder."""
+    """The command that opens this page of a run on a machine with its folder."""
     return shlex.join(["quintain", "view", str(folder), "--at", at])
 
 

@@ -82,7 +82,7 @@ def read_trajectory(folder: Path, name: str) -> TrajectoryRecord:
     except OSError:
         raise ContentMissing(f"There is no trajectory {name} in this folder") from None
     first, *lines = data.split(b"\n")
-    # What stands behind the last end of a line is still being written.
+    # Text after the last newline is still being written.
     parsed = [_line(line) for line in lines[:-1] if line]
     known = [line for line in parsed if line is not None]
     return TrajectoryRecord(name, _start(first), known, is_written, unreadable=len(parsed) - len(known))

@@ -49,7 +49,7 @@ class SlotDecision(Enum):
     GRANTED = auto()
     #: Its deadline has passed; it has no slot.
     EXPIRED = auto()
-    #: It does not run here: whoever took it puts it back.
+    #: It does not run here: its taker puts it back.
     TAKEN = auto()
 
 
@@ -270,7 +270,7 @@ class CallPlace:
     async def wait(self, timeout_seconds: float | None) -> bool:
         """Wait for a slot until the deadline of the call: the ledger refuses one that is late, which needs no slot.
 
-        Returns False where the call does not run here: whoever took it puts it back.
+        Returns False where the call does not run here: its taker puts it back.
         """
         self.begin_waiting()
         decision = await self._slots.wait(self._delivery, timeout_seconds)

@@ -38,7 +38,7 @@ def fleet_calls_note(session_id: str) -> str:
 
 
 def release_command(session_id: str, run: RunSettings) -> str:
-    """Return the command by which whoever has the ledger releases what the session holds, with what was billed."""
+    """Return the command by which an administrator releases what the session holds, with what was billed."""
     command = f"quintain ledger release {session_id} --billed-usd AMOUNT"
     if run.is_on_fleet:
         return f"{command}, beside the fleet's ledger"

@@ -286,7 +286,7 @@ def _spent_text(summary: RunSummary, command: str) -> str:
         )
     return (
         f"session {parent}, that of QUINTAIN_SESSION_TOKEN, has too few calls left (this run made {spent}), {kept} It "
-        f"takes {needed - total.calls} calls more, {how}. When whoever opened that session has raised its limit "
+        f"takes {needed - total.calls} calls more, {how}. Once the owner of that session has raised its limit "
         f"(PATCH /sessions/{parent} with QUINTAIN_ADMIN_TOKEN), to finish: {command} --max-calls "
         f"{max(needed, total.max_calls)}"
     )
@@ -309,7 +309,7 @@ def _spent_money_text(summary: RunSummary, limit: CostLimit, kept: str, command:
     if limit.usd is None:
         return (
             f"session {limit.parent_id}, that of QUINTAIN_SESSION_TOKEN, has too little money left (this run cost "
-            f"{dollars(most)}{reserve}), {kept} It takes about {dollars(needed)} more. When whoever opened that "
+            f"{dollars(most)}{reserve}), {kept} It takes about {dollars(needed)} more. Once the owner of that "
             f"session has raised its limit (PATCH /sessions/{limit.parent_id} with QUINTAIN_ADMIN_TOKEN), "
             f"to finish: {command}"
         )

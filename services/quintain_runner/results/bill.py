@@ -229,7 +229,7 @@ def held_line(bill: Bill | None) -> str | None:
     causes = ", ".join(f"{each.tries:,} × {each.cause}" for each in bill.held)
     amount, tries = dollars(sum(each.usd for each in bill.held)), sum(each.tries for each in bill.held)
     words = "1 try whose bill is" if tries == 1 else f"{tries:,} tries whose bill is"
-    how = "" if bill.release_command is None else f"; who knows the vendor's bill releases it: {bill.release_command}"
+    how = "" if bill.release_command is None else f"; with the vendor's bill, release it: {bill.release_command}"
     return f"{amount} is held for {words} not known ({causes}){how}"
 
 

@@ -301,7 +301,7 @@ class KeptProcess:
         return 0 if self._process is None else self._process.load
 
     async def ready(self) -> RunningProcess:
-        """Return the process once it is ready, whoever starts it. Raises `CannotStart`; `ConfigError` with a reason."""
+        """Return the process once it is ready. Raises `CannotStart`; `ConfigError` with a reason."""
         if self._process is not None and self._process.takes_calls:
             return self._process
         if self._starting is None:
@@ -342,7 +342,7 @@ class KeptProcess:
                     process.lose("its worker ended it")
         except (CannotStart, ConfigError) as error:
             started.set_exception(error)
-            # Whoever waited for it may be gone.
+            # Nobody may be waiting for it any more.
             started.exception()
         finally:
             started.cancel()

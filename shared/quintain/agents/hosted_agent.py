@@ -35,7 +35,7 @@ from quintain.target import (
 
 USER = SecurityDomainTag("user")
 
-#: Whoever answers for the agent, and not its user.
+#: The party that answers for the agent, and not its user.
 AGENT = SecurityDomainTag("agent")
 
 #: The one point of an agent where a value is injected, and what is observed of it.
@@ -160,7 +160,7 @@ def _as_target(made: Any, path: str, url: AgentUrl | None) -> Any:
     try:
         return HostedAgent(conversation_factory(made, path), url)
     except ConfigError:
-        # Whoever hosts it says what it lacks.
+        # The host says what it lacks.
         return made
 
 

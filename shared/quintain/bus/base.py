@@ -313,7 +313,7 @@ async def run_handler(
 
 
 def earlier_deliveries(delivery: Delivery) -> int:
-    """Return how often a message was delivered before; of one whose queue does not count that, 2 for any number."""
+    """Return how often a message was delivered before; 2 for any number where its queue does not count."""
     if not delivery.redelivered:
         return 0
     counts = (delivery.headers.get(name) for name in DELIVERY_COUNT_HEADERS)

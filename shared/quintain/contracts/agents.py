@@ -87,7 +87,7 @@ class Turn(Message):
 
     ``messages`` of the request are the whole conversation so far. A target that keeps the conversation itself reads the
     last of them, and finds the conversation by ``continuation``. After the ``last`` turn it is over; until its caller
-    says so, whoever holds it waits for another turn.
+    says so, its holder waits for another turn.
     """
 
     conversation_id: ConversationId

@@ -55,7 +55,7 @@ class SessionToken:
     def of_request(cls, *secrets_of_request: str) -> Self:
         """Return the token that a request opens: the same one, however often the request is delivered.
 
-        Whoever knows these texts knows the token: they must have 128 random bits at least.
+        These texts reveal the token: they must have 128 random bits at least.
         """
         seed = hashlib.shake_256("\n".join(secrets_of_request).encode()).digest(12 + 43)
         text = "".join(_BASE62_DIGITS[byte % 62] for byte in seed)

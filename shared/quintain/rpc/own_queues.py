@@ -50,7 +50,7 @@ class OwnQueue:
         self._consumer: Consumer | None = None
         self._preparation: asyncio.Task[None] | None = None
         self._is_closed = False
-        # Not its whole name: who knows the key of a reply queue can forge replies.
+        # Not its whole name: a reader of a reply queue's key can forge replies.
         kind = self._queue.name.rpartition(".")[0]
         begun, ended = f"An own queue {kind}.* cannot be consumed yet", f"An own queue {kind}.* is consumed"
         self._not_opened = FailureLog(log, begun, ended, bus)
