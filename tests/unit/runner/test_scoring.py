@@ -88,7 +88,7 @@ async def test_the_results_are_shown_by_the_values_of_a_field(tmp_path: Path) ->
     record = world.folder.record
     assert record["statistics"]["by"]["topic"]["easy"]["bot"]["score"]["value"] == 0.75
     await world.run([SAME], by=["topic"])
-    assert [table.title for table in world.tables()][1:] == ["by topic"]
+    assert [table.title for table in world.tables()][1:] == ["By topic"]
 
 
 async def test_reduced_repeats_are_in_every_table_with_the_reducers_name(tmp_path: Path) -> None:
