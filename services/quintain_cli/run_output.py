@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import shlex
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -66,22 +66,29 @@ ConcurrencyOption = Annotated[int, typer.Option(min=1, help="The number of concu
 GradersOption = Annotated[int, typer.Option(min=1, help="The number of concurrent grader processes.")]
 
 
+Result = TypeVar("Result")
+
+
 def run_and_report(options: RunOptions, files: OutputFiles, *, as_json: bool) -> int:
     """Run an evaluation, print its results, write the files and return the exit code."""
     resume_command = options.resume_command or options.command
-    try:
-        report = run_command(
-            execute_run(options, Terminal(options, files, quiet=as_json)), as_json=as_json, service="run"
-        )
-    except typer.Exit as exit_request:
-        if exit_request.exit_code == EXIT_INTERRUPTED:
-            print_stderr(f"next   the rows written are kept; this command resumes: {resume_command}")
-        raise
+    executed = execute_run(options, Terminal(options, files, quiet=as_json))
+    report = run_resumable(executed, resume_command, as_json=as_json)
     if as_json:
         print_json(report_to_json(report))
     else:
         print_report(report, resume_command)
     return int(report.summary.exit_code)
+
+
+def run_resumable(executed: Coroutine[Any, Any, Result], resume_command: str, *, as_json: bool) -> Result:
+    """Execute runs, and say after an interrupt how they go on."""
+    try:
+        return run_command(executed, as_json=as_json, service="run")
+    except typer.Exit as exit_request:
+        if exit_request.exit_code == EXIT_INTERRUPTED:
+            print_stderr(f"next   the rows written are kept; this command resumes: {resume_command}")
+        raise
 
 
 def show_plan(options: RunOptions, *, as_json: bool) -> int:
@@ -229,14 +236,19 @@ class OutputFiles:
 
     def write(self, report: RunReport, command: str, env: Mapping[str, str]) -> None:
         """Write the requested files of a run, which ``command`` resumes. Raises `QuintainError` on failure."""
-        if self.junit is not None:
-            write_junit(self.junit, report)
-        if self.markdown is not None:
-            # Other steps of the job write to the summary too.
-            append = str(self.markdown) == env.get(STEP_SUMMARY_VARIABLE)
-            write_markdown(self.markdown, report, command, append=append)
+        self.write_all([report], command, env)
         if self.csv is not None:
             write_csv(self.csv, report)
+
+    def write_all(self, reports: Sequence[RunReport], command: str, env: Mapping[str, str]) -> None:
+        """Write the files that may have several runs, JUnit and Markdown. Raises `QuintainError` on failure."""
+        if self.junit is not None:
+            write_junit(self.junit, reports)
+        if self.markdown is not None:
+            # Other steps of the job write to the summary too.
+            is_shared = str(self.markdown) == env.get(STEP_SUMMARY_VARIABLE)
+            for number, report in enumerate(reports):
+                write_markdown(self.markdown, report, command, append=is_shared or number > 0)
 
 
 def check_writable(option: str, path: Path) -> None:

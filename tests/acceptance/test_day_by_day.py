@@ -190,3 +190,35 @@ def test_multiple_choice_is_shuffled_read_and_its_positions_are_told(shell: Comm
     ):
         (shell.folder / "cases.jsonl").write_text(json.dumps({**CHOICES[0], **change}))
         assert place in shell.run("run", "eval.yaml", "--output", "refused", code=2, env=env).stderr
+
+
+def test_several_evaluations_have_one_budget_one_table_and_one_exit_code(shell: CommandLine) -> None:
+    write_files(
+        shell.folder,
+        one_yaml="dataset: cases.jsonl\ngraders: [{builtin: exact}]\n",
+        two_yaml="dataset: cases.jsonl\ngraders: [{builtin: exact}]\nthreshold: {pass_rate: 1}\n",
+        three_yaml='dataset: cases.jsonl\ngraders: [{builtin: contains, value: "2"}]\nthreshold: 0.9\n',
+        quintain_yaml="targets: {echo: {provider: mock}}\n",
+    )
+    files = ("one.yaml", "two.yaml", "three.yaml")
+    spent = json.loads(shell.run("run", *files, "--max-calls", "4", "--output", "all", "--json", code=4).stdout)
+    outcomes = [(one["folder"], one["totals"]["graded"], one["exitCode"]) for one in spent["evaluations"]]
+    assert outcomes == [("all/one", 3, 0), ("all/two", 1, 4), ("all/three", 0, 4)]
+    # The budget is of the command: what earlier ones made is not in it.
+    words = ("run", *files, "--output", "all", "--junit", "junit.xml", "--markdown", "page.md")
+    failed = shell.run(*words, "--max-calls", "5", code=3)
+    assert "exit 3: 2 of 3 evaluations passed" in failed.stdout
+    assert [totals_of(shell.folder / "all" / name)["calls"] for name in ("one", "two", "three")] == [3, 3, 3]
+    root = ET.parse(shell.folder / "junit.xml").getroot()
+    assert [suite.get("name") for suite in root] == [
+        "one.echo", "two.echo", "two.gates", "three.echo", "three.gates"
+    ]  # fmt: skip
+    assert (root.get("tests"), root.get("failures")) == ("11", "3")
+    assert (shell.folder / "page.md").read_text().count("\n## ") == 2
+    (shell.folder / "two.yaml").write_text("dataset: cases.jsonl\ngraders: [{builtin: exactly}]\n")
+    assert "two.yaml" in shell.run("run", *files, code=2).stderr
+    assert not (shell.folder / "runs").exists()
+    (shell.folder / "more").mkdir()
+    (shell.folder / "more" / "one.yaml").write_text("dataset: ../cases.jsonl\ngraders: [{builtin: exact}]\n")
+    assert "one.yaml and more/one.yaml" in shell.run("run", "one.yaml", "more/one.yaml", code=2).stderr
+    assert "--csv" in shell.run("run", "one.yaml", "three.yaml", "--csv", "rows.csv", code=2).stderr

@@ -38,8 +38,8 @@ from quintain_cli.run_output import (
     PromptOption,
     SetOption,
     run_and_report,
-    show_plan,
 )
+from quintain_cli.several_runs import run_evaluations
 from quintain_runner.engine.run_settings import (
     DEFAULT_CONCURRENCY,
     DEFAULT_GRADER_CONCURRENCY,
@@ -145,8 +145,20 @@ RetryErrorsOption = Annotated[
 ]
 
 
+EvaluationFiles = Annotated[list[Path], typer.Argument(metavar="EVAL.YAML...", help="The evaluation files.")]
+CallsOption = Annotated[
+    int | None, typer.Option(min=0, help="The call budget of the run, graders included; of several, of this command.")
+]
+OutputOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="The results folder, by default runs/<name of the file>; of several files, the folder of theirs."
+    ),
+]
+
+
 def run(
-    path: Annotated[Path, typer.Argument(metavar="EVAL.YAML", help="The evaluation file.")],
+    paths: EvaluationFiles,
     target: TargetOption = None,
     prompt: PromptOption = None,
     grader: GraderOption = None,
@@ -159,9 +171,9 @@ def run(
     sample: SampleOption = None,
     seed: SeedOption = None,
     limit: LimitOption = None,
-    max_calls: Annotated[int | None, typer.Option(min=0, help="The call budget of the run, graders included.")] = None,
+    max_calls: CallsOption = None,
     max_cost_usd: RunCostOption = None,
-    output: Annotated[Path | None, typer.Option(help="The results folder; by default runs/<name of the file>.")] = None,
+    output: OutputOption = None,
     config: ConfigOption = None,
     retry_errors: RetryErrorsOption = True,
     in_doubt: InDoubtOption = InDoubtPolicy.KEEP,
@@ -194,7 +206,7 @@ def run(
         limit=limit, prompts=tuple(prompt or ()), graders=tuple(grader or ()),
     )  # fmt: skip
     options = RunOptions(
-        path=path, output=output, config=config, targets=tuple(target or ()), selection=selection,
+        path=paths[0], output=output, config=config, targets=tuple(target or ()), selection=selection,
         overrides=tuple(overrides or ()), model=model,
         max_calls=max_calls, max_cost_usd=max_cost_usd, weight=weight, priority=priority,
         concurrency=concurrency, grader_concurrency=graders, cache=cache, replay=replay,
@@ -204,7 +216,7 @@ def run(
         is_fresh=fresh, baseline=baseline, keeps_content=not no_content, waits=not no_wait, command=_command_line(),
     )  # fmt: skip
     files = OutputFiles(junit=junit, markdown=markdown, csv=csv)
-    raise typer.Exit(show_plan(options, as_json=as_json) if plan else run_and_report(options, files, as_json=as_json))
+    raise typer.Exit(run_evaluations(paths, options, files, is_dry=plan, as_json=as_json))
 
 
 def _command_line() -> str:

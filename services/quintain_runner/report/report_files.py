@@ -220,25 +220,32 @@ def _escape_markdown(text: str) -> str:
 _MAX_TEXT_CHARACTERS = 2_000
 
 
-def write_junit(path: Path, report: RunReport) -> None:
-    """Write the report as JUnit XML, atomically. Raises `QuintainError` if the file cannot be written."""
+def write_junit(path: Path, reports: Sequence[RunReport]) -> None:
+    """Write the reports as JUnit XML, atomically. Raises `QuintainError` if the file cannot be written."""
     with atomic_write(path, mode=0o666) as file:
         out = _XmlWriter(XMLGenerator(file, encoding="utf-8", short_empty_elements=True))
-        total, gates = report.summary.total, report.summary.gates
-        seconds = _answer_seconds(report)
-        out.start("testsuites", name=report.run.name, **_count_attributes(total, gates))
-        for target, counts in report.summary.per_target.items():
-            attributes = {
-                "timestamp": report.run.started_at[:19],
-                "time": f"{seconds[target]:.3f}",
-                **_count_attributes(counts),
-                **({"skipped": str(counts.unscored)} if counts.unscored else {}),
-            }
-            _write_suite(out, report, target, attributes)
-        if gates:
-            _write_gates(out, report)
+        counts = [_count_attributes(one.summary.total, one.summary.gates) for one in reports]
+        sums = {name: str(sum(int(each[name]) for each in counts)) for name in counts[0]}
+        out.start("testsuites", name=", ".join(report.run.name for report in reports), **sums)
+        for report in reports:
+            _write_run(out, report)
         out.end("testsuites")
         file.write(b"\n")
+
+
+def _write_run(out: _XmlWriter, report: RunReport) -> None:
+    """Write the suites of a run: one of each target, and one of its gates."""
+    seconds = _answer_seconds(report)
+    for target, counts in report.summary.per_target.items():
+        attributes = {
+            "timestamp": report.run.started_at[:19],
+            "time": f"{seconds[target]:.3f}",
+            **_count_attributes(counts),
+            **({"skipped": str(counts.unscored)} if counts.unscored else {}),
+        }
+        _write_suite(out, report, target, attributes)
+    if report.summary.gates:
+        _write_gates(out, report)
 
 
 def _write_suite(out: _XmlWriter, report: RunReport, target: str, attributes: Mapping[str, str]) -> None:

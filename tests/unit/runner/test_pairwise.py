@@ -297,7 +297,7 @@ async def test_an_answer_whose_opponent_has_none_is_not_compared_yet_and_is_no_f
     report = read_report(folder.output, summary)
     assert "1 answer has no score: not compared yet" in str(run_tables(report)[0].notes)
     assert "2/2" in run_tables(report)[0].rows[0]
-    write_junit(tmp_path / "junit.xml", report)
+    write_junit(tmp_path / "junit.xml", [report])
     suite = ET.parse(tmp_path / "junit.xml").getroot().findall("testsuite")[0]
     assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("3", "0", "1")
     write_csv(tmp_path / "rows.csv", report)

@@ -77,7 +77,7 @@ async def test_each_prompt_and_target_is_a_column_of_every_table(tmp_path: Path)
         page = render_markdown(report, "quintain run eval.yaml")
         assert all(f"`{name}`" in page for name in COLUMNS)
         write_csv(tmp_path / "rows.csv", report)
-        write_junit(tmp_path / "junit.xml", report)
+        write_junit(tmp_path / "junit.xml", [report])
         with (tmp_path / "rows.csv").open(encoding="utf-8-sig") as file:
             lines = Counter((line["target"], line["prompt"]) for line in csv.DictReader(file))
         assert lines == {(target, prompt): 4 for target in TARGETS for prompt in ("plain", "brief")}

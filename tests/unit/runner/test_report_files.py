@@ -75,7 +75,7 @@ def test_a_table_that_is_wider_than_the_terminal_is_several_and_breaks_no_word()
 
 
 def test_junit_has_a_suite_per_target_and_a_case_per_row(tmp_path: Path) -> None:
-    write_junit(tmp_path / "junit.xml", two_targets(tmp_path / "run"))
+    write_junit(tmp_path / "junit.xml", [two_targets(tmp_path / "run")])
     root = junit_of(tmp_path / "junit.xml")
     assert root.attrib == {"name": "eval", "tests": "9", "failures": "1", "errors": "2"}
     bot, other, gates = root
@@ -93,7 +93,7 @@ def test_junit_has_a_suite_per_target_and_a_case_per_row(tmp_path: Path) -> None
 
 def test_junit_names_the_repeat_and_leaves_superseded_rows_out(tmp_path: Path) -> None:
     rows = [errored_row("1"), graded_row("1", 1.0), graded_row("1", 1.0, repeat=2), graded_row("1", 1.0, repeat=3)]
-    write_junit(tmp_path / "junit.xml", write_results(tmp_path / "run", rows, repeats=2))
+    write_junit(tmp_path / "junit.xml", [write_results(tmp_path / "run", rows, repeats=2)])
     suite, _ = ET.parse(tmp_path / "junit.xml").getroot()
     assert [(case.get("name"), len(case)) for case in suite] == [("1", 0), ("1 #2", 0)]
     assert suite.get("tests") == "2"
@@ -103,7 +103,7 @@ def test_what_models_wrote_spoils_no_file(tmp_path: Path) -> None:
     judged = {HOSTILE.replace("\x00", ""): GraderRow(score=0.0, passed=False, reason=HOSTILE)}
     rows = [graded_row(HOSTILE, 0.0, output=HOSTILE).with_fields(graders=judged), graded_row("2", 1.0)]
     report = write_results(tmp_path / "run", rows)
-    write_junit(tmp_path / "junit.xml", report)
+    write_junit(tmp_path / "junit.xml", [report])
     assert junit_of(tmp_path / "junit.xml").get("tests") == "3"
     write_csv(tmp_path / "rows.csv", report)
     write_markdown(tmp_path / "page.md", report, COMMAND)
