@@ -595,7 +595,7 @@ RETRIED = [admit("w1"), end(AttemptOutcome.RETRY, unproven=True)]
 
 #: What chance seldom does in this order, and what becomes of the call.
 SELDOM: dict[str, tuple[list[Step], CallState]] = {
-    "nothing is cancelled that another waits for": ([*JOINED, cancel], CallState.RUNNING),
+    "nothing is cancelled that another waits for": ([*JOINED, wait(DUPLICATE_WAIT_MS - 1), cancel], CallState.RUNNING),
     "until that waits no more": ([*JOINED, wait(DUPLICATE_WAIT_MS), cancel, renew], CallState.RUNNING),
     "it may ask meanwhile": (
         [*JOINED, wait(DUPLICATE_WAIT_MS - 1000), admit("w2"), wait(2000), cancel],
