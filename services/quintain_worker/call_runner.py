@@ -277,7 +277,10 @@ class CallRunner:
         headers = {REQUEST_ID_HEADER: call.request_id}
         item = GroupItem(delivery.correlation_id or "", reply.wire or message.to_wire(), headers, kind)
         while True:
-            error = await self._reply_groups.add(delivery.reply_to or "", item, alone=not call.reads_groups)
+            sent: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
+            on_sent = partial(_note_sent, sent)
+            self._reply_groups.add(delivery.reply_to or "", item, on_sent, alone=not call.reads_groups)
+            error = await sent
             if not isinstance(error, BrokerUnavailable | BrokerRefused):
                 break
             self._not_replied.failed(error)
@@ -300,6 +303,11 @@ class CallRunner:
         seconds = call.ends_at - asyncio.get_running_loop().time()
         if call.place is None or not await call.place.move_to_backlog(seconds, message):
             await return_copy(self.bus, message.delivery, target, remaining_seconds=seconds, holder=message)
+
+
+def _note_sent(sent: asyncio.Future[Exception | None], error: Exception | None) -> None:
+    if not sent.done():  # of a call that was cancelled
+        sent.set_result(error)
 
 
 def _span_start(call: Call) -> SpanStart:

@@ -208,7 +208,7 @@ class ChunkSender:
             self._sending_alone = asyncio.get_running_loop().create_task(self._send_alone(items), name="chunks")
             return
         for item in items:
-            self._groups.add(self._delivery.reply_to or "", item).add_done_callback(self._on_sent)
+            self._groups.add(self._delivery.reply_to or "", item, self._on_sent)
 
     async def _send_alone(self, items: Sequence[GroupItem]) -> None:
         for item in items:
@@ -220,8 +220,8 @@ class ChunkSender:
             finally:
                 self._count_confirmed()
 
-    def _on_sent(self, sent: asyncio.Future[Exception | None]) -> None:
-        if (error := sent.result()) is not None:
+    def _on_sent(self, error: Exception | None) -> None:
+        if error is not None:
             self._note_failure(error)
         self._count_confirmed()
 

@@ -13,7 +13,6 @@ import json
 import logging
 import sys
 import threading
-from collections.abc import Iterator
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any, TextIO
@@ -40,7 +39,21 @@ _MAX_LINE_BYTES = 64 * 1024
 log_ids: ContextVar[dict[str, str] | None] = ContextVar("quintain_log_ids", default=None)
 
 
-@contextlib.contextmanager
+class _LogContext(contextlib.AbstractContextManager[None]):
+    """Adds ids to the log context of the current task: a generator as context manager takes half as long again."""
+
+    __slots__ = ("_ids_to_add", "_token")
+
+    def __init__(self, ids_to_add: dict[str, str]) -> None:
+        self._ids_to_add = ids_to_add
+
+    def __enter__(self) -> None:
+        self._token = log_ids.set({**(log_ids.get() or {}), **self._ids_to_add})
+
+    def __exit__(self, *_: object) -> None:
+        log_ids.reset(self._token)
+
+
 def log_context(
     *,
     http_request_id: str | None = None,
@@ -48,15 +61,10 @@ def log_context(
     session_id: str | None = None,
     run_id: str | None = None,
     target: str | None = None,
-) -> Iterator[None]:
+) -> contextlib.AbstractContextManager[None]:
     """Context manager that adds these ids to all log lines written inside; ids not given stay unchanged."""
     values = (http_request_id, request_id, session_id, run_id, target)
-    ids_to_add = {name: value for name, value in zip(_TEXT_NAMES, values, strict=False) if value}
-    token = log_ids.set({**(log_ids.get() or {}), **ids_to_add})
-    try:
-        yield
-    finally:
-        log_ids.reset(token)
+    return _LogContext({name: value for name, value in zip(_TEXT_NAMES, values, strict=False) if value})
 
 
 def current_ids() -> dict[str, str]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import dataclasses
 import hashlib
 import logging
-from collections.abc import Awaitable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
@@ -75,10 +74,10 @@ async def send_reply(
 
 @dataclass(slots=True, eq=False)
 class _GroupedReply:
-    """A reply that waits for its message; ``sent`` is None once it was published, or why it could not be."""
+    """A reply that waits for its message; ``on_sent`` is called once it is published, or with why it could not be."""
 
     reply: GroupItem
-    sent: asyncio.Future[Exception | None]
+    on_sent: Callable[[Exception | None], object]
     _item: bytes = b""
 
     @property
@@ -108,17 +107,18 @@ class ReplyGroups:
         )
         self._alone = BatchSender[str, _GroupedReply](self._send, max_concurrent=MAX_ALONE)
 
-    def add(self, reply_to: str, reply: GroupItem, *, alone: bool = False) -> asyncio.Future[Exception | None]:
+    def add(
+        self, reply_to: str, reply: GroupItem, on_sent: Callable[[Exception | None], object], *, alone: bool = False
+    ) -> None:
         """Publish a reply to this routing key; ``alone``: its caller reads no groups.
 
-        Returns a future that is None once the reply was published, or why it could not be.
+        ``on_sent`` is called with None once it is published, or with why it could not be; it raises nothing.
         """
-        grouped = _GroupedReply(reply, asyncio.get_running_loop().create_future())
+        grouped = _GroupedReply(reply, on_sent)
         if alone:
             self._alone.add(reply_to, grouped, max_batch=1)
         else:
             self._together.add(reply_to, grouped)
-        return grouped.sent
 
     async def _send(self, reply_to: str, replies: list[_GroupedReply]) -> None:
         if len(replies) == 1:
@@ -138,8 +138,7 @@ class ReplyGroups:
         except Exception as failure:
             error = failure
         for each in replies:
-            if not each.sent.done():  # of a call that was cancelled
-                each.sent.set_result(error)
+            each.on_sent(error)
 
 
 @contextlib.contextmanager
