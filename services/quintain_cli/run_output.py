@@ -7,8 +7,10 @@ import shlex
 import tempfile
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from urllib.parse import urlsplit
 
 import typer
 
@@ -16,6 +18,7 @@ from quintain.config.secrets import redact_secrets
 from quintain.contracts.session import Info
 from quintain.errors import ConfigError
 from quintain.fleet.tables import format_count
+from quintain.runtime.lazy_module import LazyModule
 from quintain.settings import environment
 from quintain_cli.console import (
     EXIT_BELOW_THRESHOLD,
@@ -47,6 +50,11 @@ from quintain_runner.report.tables import run_tables
 from quintain_runner.report.text_table import TextTable, rich_tables
 from quintain_runner.results.row import Row, column_name
 from quintain_runner.untrusted import plain_line
+
+if TYPE_CHECKING:
+    from urllib import request as urllib_request
+else:
+    urllib_request = LazyModule("urllib.request")
 
 ConfigOption = Annotated[
     Path | None, typer.Option(help="Configuration file; default: quintain.yaml beside the evaluation file or above.")
@@ -212,16 +220,21 @@ MarkdownOption = Annotated[
     Path | None,
     typer.Option(help="Write tables and failed rows as Markdown here; $GITHUB_STEP_SUMMARY is appended to."),
 ]
+NotifyOption = Annotated[
+    str | None,
+    typer.Option(metavar="URL", help="Post the closing lines to this URL, as the JSON that Slack and others take."),
+]
 CsvOption = Annotated[Path | None, typer.Option(help="Write a CSV line per row here, for a spreadsheet.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputFiles:
-    """The paths of the report files to write; None for those that were not requested."""
+    """The paths of the report files to write, and the URL that is told the result; None for what was not requested."""
 
     junit: Path | None = None
     markdown: Path | None = None
     csv: Path | None = None
+    notify: str | None = None
 
     @property
     def requested(self) -> dict[str, Path]:
@@ -230,7 +243,11 @@ class OutputFiles:
         return {option: path for option, path in paths.items() if path is not None}
 
     def check_writable(self) -> None:
-        """Check before the first call that the files can be written. Raises `ConfigError`."""
+        """Check before the first call that the files can be written, and the URL is one. Raises `ConfigError`."""
+        if self.notify is not None and (
+            urlsplit(self.notify).scheme not in {"http", "https"} or not _host(self.notify)
+        ):
+            raise ConfigError("--notify: it is no URL; write it as https://host/path")
         for option, path in self.requested.items():
             check_writable(option, path)
 
@@ -249,6 +266,34 @@ class OutputFiles:
             is_shared = str(self.markdown) == env.get(STEP_SUMMARY_VARIABLE)
             for number, report in enumerate(reports):
                 write_markdown(self.markdown, report, command, append=is_shared or number > 0)
+        if self.notify is not None:
+            for report in reports:
+                _notify(self.notify, report, command)
+
+
+#: How long the receiver of a result may take, in seconds.
+_NOTIFY_SECONDS = 10.0
+
+
+def _host(url: str) -> str:
+    return urlsplit(url).hostname or ""
+
+
+def _notify(url: str, report: RunReport, command: str) -> None:
+    """Post the closing lines as JSON whose ``text`` chats show; what goes wrong is said, and changes no exit code.
+
+    The URL may be a secret: of it only the host is printed.
+    """
+    result = headline(report.summary, report.analysis, report.bill)
+    text = "\n".join(filter(None, (*result, exit_line(report.summary, command))))
+    body = {"text": text, "exitCode": int(report.summary.exit_code), "folder": str(report.folder)}
+    request = urllib_request.Request(url, json.dumps(body).encode(), {"content-type": "application/json"})
+    try:
+        with urllib_request.urlopen(request, timeout=_NOTIFY_SECONDS):
+            pass
+    except (OSError, HTTPException) as error:
+        reason = escape_for_terminal(plain_line(str(error)))
+        print_stderr(f"warning  --notify: {escape_for_terminal(_host(url))} did not take the result: {reason}")
 
 
 def check_writable(option: str, path: Path) -> None:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from xml.etree import ElementTree as ET
+
+import pytest
 
 from support.command_line import CommandLine
 from support.evaluations import rows_of, totals_of, write_files
@@ -222,3 +226,31 @@ def test_several_evaluations_have_one_budget_one_table_and_one_exit_code(shell: 
     (shell.folder / "more" / "one.yaml").write_text("dataset: ../cases.jsonl\ngraders: [{builtin: exact}]\n")
     assert "one.yaml and more/one.yaml" in shell.run("run", "one.yaml", "more/one.yaml", code=2).stderr
     assert "--csv" in shell.run("run", "one.yaml", "three.yaml", "--csv", "rows.csv", code=2).stderr
+
+
+@pytest.mark.parametrize(("status", "told"), [(200, ""), (500, "warning  --notify: 127.0.0.1 did not take the result")])
+def test_the_result_is_posted_and_the_url_is_in_no_report(shell: CommandLine, status: int, told: str) -> None:
+    posted = list[bytes]()
+
+    class Receiver(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            posted.append(self.rfile.read(int(self.headers["content-length"])))
+            self.send_response(status)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    write_files(shell.folder, cases=2, quintain_yaml="targets: {bot: {provider: mock}}", eval_yaml=EVALUATION)
+    with HTTPServer(("127.0.0.1", 0), Receiver) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/a-secret-path"
+        done = shell.run("run", "eval.yaml", "--notify", url, "--markdown", "page.md", code=None)
+    body = json.loads(posted[0])
+    assert (body["exitCode"], body["folder"]) == (done.code, "runs/eval")
+    assert body["text"].splitlines()[-1] in done.stdout
+    assert told in done.stderr
+    files = [path.read_bytes() for path in shell.folder.rglob("*") if path.is_file()]
+    assert b"a-secret-path" not in b"".join([*files, done.stdout.encode(), done.stderr.encode()])
+    refused = shell.run("run", "eval.yaml", "--notify", "a-secret-path", code=2)
+    assert "a-secret-path" not in refused.stderr

@@ -34,6 +34,7 @@ from quintain_cli.run_output import (
     JunitOption,
     MarkdownOption,
     ModelOption,
+    NotifyOption,
     OutputFiles,
     PromptOption,
     SetOption,
@@ -194,6 +195,7 @@ def run(
     junit: JunitOption = None,
     markdown: MarkdownOption = None,
     csv: CsvOption = None,
+    notify: NotifyOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Run an evaluation. The same command resumes a run that was stopped.
@@ -207,20 +209,23 @@ def run(
     )  # fmt: skip
     options = RunOptions(
         path=paths[0], output=output, config=config, targets=tuple(target or ()), selection=selection,
-        overrides=tuple(overrides or ()), model=model,
-        max_calls=max_calls, max_cost_usd=max_cost_usd, weight=weight, priority=priority,
-        concurrency=concurrency, grader_concurrency=graders, cache=cache, replay=replay,
+        overrides=tuple(overrides or ()), model=model, max_calls=max_calls, max_cost_usd=max_cost_usd,
+        weight=weight, priority=priority, concurrency=concurrency, grader_concurrency=graders,
+        cache=cache, replay=replay,
         rerun_policy=RerunPolicy(rerun_errors=retry_errors, rerun_in_doubt=in_doubt is InDoubtPolicy.RETRY),
         error_policy=ErrorPolicy(max_errors=max_errors, fail_fast=fail_fast),
         give_up_seconds=None if give_up_after is None else parse_duration_seconds(give_up_after),
         is_fresh=fresh, baseline=baseline, keeps_content=not no_content, waits=not no_wait, command=_command_line(),
     )  # fmt: skip
-    files = OutputFiles(junit=junit, markdown=markdown, csv=csv)
+    files = OutputFiles(junit=junit, markdown=markdown, csv=csv, notify=notify)
     raise typer.Exit(run_evaluations(paths, options, files, is_dry=plan, as_json=as_json))
 
 
 def _command_line() -> str:
-    return shlex.join(["quintain", *sys.argv[1:]])
+    """This command, without the URL of ``--notify``, which may be a secret: reports show it."""
+    words = iter(sys.argv[1:])
+    kept = (word for word in words if not (word.startswith("--notify=") or (word == "--notify" and next(words, ""))))
+    return shlex.join(["quintain", *kept])
 
 
 def rescore(
