@@ -210,10 +210,9 @@ def run(
     options = RunOptions(
         path=paths[0], output=output, config=config, targets=tuple(target or ()), selection=selection,
         overrides=tuple(overrides or ()), model=model, max_calls=max_calls, max_cost_usd=max_cost_usd,
-        weight=weight, priority=priority, concurrency=concurrency, grader_concurrency=graders,
-        cache=cache, replay=replay,
+        weight=weight, priority=priority, concurrency=concurrency, grader_concurrency=graders, cache=cache,
         rerun_policy=RerunPolicy(rerun_errors=retry_errors, rerun_in_doubt=in_doubt is InDoubtPolicy.RETRY),
-        error_policy=ErrorPolicy(max_errors=max_errors, fail_fast=fail_fast),
+        replay=replay, error_policy=ErrorPolicy(max_errors=max_errors, fail_fast=fail_fast),
         give_up_seconds=None if give_up_after is None else parse_duration_seconds(give_up_after),
         is_fresh=fresh, baseline=baseline, keeps_content=not no_content, waits=not no_wait, command=_command_line(),
     )  # fmt: skip

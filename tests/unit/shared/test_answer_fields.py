@@ -32,7 +32,7 @@ ANSWERS: dict[ApiName, Json] = {
     "chat": {
         "id": "chatcmpl-1", "object": "chat.completion", "created": 1, "model": "m",
         "choices": [{"index": 0, "message": {"role": "assistant", "content": "t"}, "finish_reason": "stop"}],
-        "usage": {"prompt_tokens": 99, "completion_tokens": 99, "total_tokens": 198,
+        "usage": {"prompt_tokens": 99, "completion_tokens": 99,
                   "prompt_tokens_details": {}, "completion_tokens_details": {}},
     },
     "responses": {
@@ -43,7 +43,7 @@ ANSWERS: dict[ApiName, Json] = {
              "content": [{"type": "output_text", "text": "t"}]},
             {"type": "function_call", "id": "f", "call_id": "c", "name": "f", "arguments": "{}"},
         ],
-        "usage": {"input_tokens": 99, "output_tokens": 99, "total_tokens": 198,
+        "usage": {"input_tokens": 99, "output_tokens": 99,
                   "input_tokens_details": {}, "output_tokens_details": {}},
     },
     "messages": {
