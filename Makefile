@@ -41,9 +41,9 @@ pythons: $(ready) ## install the wheel in each Python from 3.11 to 3.14 on the P
 	$(bin)/pytest tests/pythons $(ARGS)
 faults: $(ready) ## inject faults into real processes, two files of tests at a time, and check the ledger
 	QUINTAIN_TEST_FAULTS=long $(bin)/pytest -v $(if $(parallel),-n 2 --dist loadfile) tests/faults tests/superred $(ARGS)
-soak: $(ready)   ## load for an hour, half of it with random kills (QUINTAIN_TEST_SOAK_MINUTES=2: shorter)
-	QUINTAIN_TEST_FAULTS=all $(bin)/pytest tests/faults/test_soak.py $(ARGS)
-limits: $(ready) ## runs over a provider that limits its key, in all its forms
+soak: $(ready)   ## load for an hour, half of it with random kills; a call of 40 minutes, an outage of 20 (QUINTAIN_TEST_SOAK_MINUTES=2: shorter)
+	QUINTAIN_TEST_FAULTS=all $(bin)/pytest tests/faults/test_soak.py tests/faults/test_soak_providers.py $(ARGS)
+limits: $(ready) ## runs over a provider that limits its key, in all its forms, and one that is down for two minutes
 	QUINTAIN_TEST_FAULTS=all $(bin)/pytest $(if $(parallel),-n 3 --dist loadgroup) tests/faults/test_limits.py $(ARGS)
 flood: $(ready)  ## floods of large messages by a user without a session, with the limits of a deployment
 	QUINTAIN_TEST_FAULTS=long $(bin)/pytest tests/faults/test_floods.py $(ARGS)

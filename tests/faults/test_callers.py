@@ -9,13 +9,58 @@ import pytest
 
 from faults.crashing_service import CLOCK_AHEAD_VARIABLE, start_with_faults
 from faults.invariants import InvariantChecker
+from faults.ledger_calls import read_calls
 from faults.scenario import (
+    CallOutcome,
     FaultScenario,
+    ScenarioResult,
     no_fault,
+    send_until_accepted,
+    wait_until_idle,
 )
+from quintain.contracts.invoke import InvokeRequest
 from support.process_fleet import ProcessFleet
+from support.recording_bus import recording_client
 
+CLIENTS = 8
 HOUR_SECONDS = 3600
+
+
+@pytest.mark.every_broker
+async def test_eight_clients_ask_the_same_calls(
+    fleet: ProcessFleet, questions: list[str], invariants: InvariantChecker
+) -> None:
+    session = await asyncio.to_thread(fleet.open_session, "bot", len(questions))
+    said: dict[str, list[CallOutcome]] = {question: [] for question in questions}
+    heard: dict[str, list[str]] = {question: [] for question in questions}
+
+    async def client(info: list[object]) -> None:
+        async with recording_client(fleet.broker_url, session.token) as asking:
+            requests = [InvokeRequest(question=question) for question in questions]
+            told = await asyncio.gather(
+                *(send_until_accepted(asking.client, request, deadline_seconds=100) for request in requests)
+            )
+            for question, each in zip(questions, told, strict=True):
+                said[question].append(each)
+                heard[question] += asking.reply_texts[question]
+            info.append(await wait_until_idle(asking.client))
+
+    infos: list[object] = []
+    await asyncio.gather(*(client(infos) for _ in range(CLIENTS)))
+    after = ScenarioResult(
+        fault="each call asked by 8 clients",
+        max_calls=len(questions),
+        session=session,
+        outcomes=said,
+        reply_texts=heard,
+        repeated_outcomes={},
+        info=infos[-1],
+        ledger_calls=await read_calls(fleet.ledger_url, session.session_id),
+        provider_calls=FaultScenario(fleet, questions).provider_count(),
+    )
+    assert set(after.provider_calls.values()) == {1}
+    assert {len(told) for told in said.values()} == {CLIENTS}
+    await invariants.check(fleet, after)
 
 
 async def test_clocks_are_an_hour_off(

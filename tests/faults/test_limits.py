@@ -4,45 +4,53 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 
-from support.command_line import command_line
+from support.command_line import CommandLine, command_line
 from support.limited_provider import LimitedProvider, ProviderSettings
 from support.limited_run import (
     SIXTY,
     TARGET,
     LimitFigures,
+    assert_outlived,
+    breaking_down,
     limited_provider,
     run_limited,
     write_limited_evaluation,
+    write_targets,
 )
 from support.process_fleet import ProcessFleet, process_fleet
 from support.shared_key import (
     CONFIG,
     LIMIT,
     SERVICE_SECONDS,
+    Shares,
     Waits,
     call_many,
     measure_waits,
     open_session,
     publish_plainly,
+    start_run,
+    wait_until_moved,
 )
 
 pytestmark = [pytest.mark.very_long, pytest.mark.timeout(1500)]
 
-#: With a judge ten minutes at 60 a minute.
-CASES = 300
-
-Record = Callable[[str, LimitFigures | Waits | list[float]], None]
+#: With a judge ten minutes at 60 a minute; how many an outage hits, and how many each of four runs has.
+CASES, OUTAGE_CASES, RUN_CASES = 300, 500, 200
 
 #: How long each call of a slow provider takes.
 LONG_SECONDS = 15.0
 
-#: How many calls one session has beside another one's twenty.
-MANY = 5_000
+#: How many calls one session has beside another one's twenty; the weights of four runs.
+MANY, WEIGHTS = 5_000, (10, 20, 30, 40)
+
+#: How many calls of one plain client are in the backlog beside another one's twenty.
+BACKLOG_CALLS = 50_000
 
 
 @dataclass(frozen=True)
@@ -75,6 +83,15 @@ FORMS = {
     "tokens, headers": Form(replace(TOKENS, headers=True), lengths=LENGTHS, most_refused=0.01),
     "tokens, configured": Form(TOKENS, quota="{tokens_per_minute: 45000}", lengths=LENGTHS, most_refused=0.01),
 }
+
+Record = Callable[[str, LimitFigures | Waits | Shares | list[float]], None]
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[CommandLine]:
+    """A shell in an empty folder."""
+    with command_line(tmp_path) as shell:
+        yield shell
 
 
 @pytest.fixture
@@ -128,6 +145,22 @@ async def test_every_row_has_its_answer_and_the_limit_is_used(broker_url: str, r
         raise ExceptionGroup("forms that miss their aim", failures)
 
 
+@pytest.mark.xdist_group("outages")
+@pytest.mark.parametrize(
+    ("name", "after", "down", "times"), [("down for two minutes", 10, 120, 1), ("flapping", 30, 30, 4)]
+)
+async def test_an_outage_is_outlived(
+    shell: CommandLine, record: Record, name: str, after: float, down: float, times: int
+) -> None:
+    async with limited_provider(replace(SIXTY, per_minute=600, burst=10)) as (provider, url):
+        write_targets(shell.folder, url, "small")
+        write_limited_evaluation(shell.folder, cases=OUTAGE_CASES)
+        async with breaking_down(provider, after=after, down=down, times=times):
+            figures = await run_limited(shell, provider)
+    record(name, figures)
+    assert_outlived(figures, OUTAGE_CASES, failures=times)
+
+
 @contextlib.asynccontextmanager
 async def fleet_on_one_key(
     broker_url: str, settings: ProviderSettings, *, workers: int = 1
@@ -166,6 +199,54 @@ async def test_twenty_calls_beside_five_thousand_wait_two_seconds(
 
 
 @pytest.mark.xdist_group("fleets")
+async def test_twenty_calls_do_not_wait_for_fifty_thousand_in_the_backlog(broker_url: str, record: Record) -> None:
+    settings = ProviderSettings(kind="none", in_flight=LIMIT, seconds=SERVICE_SECONDS)
+    async with fleet_on_one_key(broker_url, settings) as (fleet, provider):
+        large, few = [await asyncio.to_thread(open_session, fleet, calls) for calls in (BACKLOG_CALLS, 20)]
+        await asyncio.to_thread(publish_plainly, broker_url, large.token, BACKLOG_CALLS)
+        await asyncio.to_thread(wait_until_moved, broker_url, seconds=300)
+        began = asyncio.get_running_loop().time()
+        await asyncio.to_thread(publish_plainly, broker_url, few.token, 20, word="few")
+        async with asyncio.timeout(60):
+            while len(answered := [at for at, word in provider.answered_words if word == "few"]) < 20:
+                await asyncio.sleep(0.1)
+    waits = Waits(sorted(at - began - SERVICE_SECONDS for at in answered))
+    record(f"two plain clients, {BACKLOG_CALLS:,} in the backlog", waits)
+    assert waits.p95 <= 2
+
+
+@pytest.mark.xdist_group("fleets")
+async def test_four_runs_share_a_key_by_their_weights(broker_url: str, record: Record) -> None:
+    async with fleet_on_one_key(broker_url, replace(SIXTY, per_minute=600, burst=10)) as (fleet, provider):
+        runs = [await asyncio.to_thread(start_run, fleet, f"run{weight}", RUN_CASES, weight) for weight in WEIGHTS]
+        for run in runs:
+            code = await asyncio.to_thread(run.wait, seconds=300)
+            assert code == 0, run.read_output()
+    shares = Shares.of(provider.answered_words, {f"run{weight}": weight for weight in WEIGHTS}, per_minute=600)
+    record("four runs", shares)
+    assert shares.answered == 4 * RUN_CASES
+    assert shares.part_of_the_time <= 1.15
+    assert shares.worst <= 0.1
+
+
+@pytest.mark.xdist_group("fleets")
+async def test_a_limit_in_flight_that_nobody_names_is_found_and_followed(broker_url: str, record: Record) -> None:
+    settings = ProviderSettings(kind="none", in_flight=40, seconds=SERVICE_SECONDS)
+    async with fleet_on_one_key(broker_url, settings) as (fleet, provider):
+        session = await asyncio.to_thread(open_session, fleet, 10 * MANY)
+        calling = asyncio.get_running_loop().create_task(call_many(broker_url, session.token, 10 * MANY, in_flight=256))
+        parts = list[float]()
+        for limit, seconds in ((40, 60), (10, 180), (80, 180)):
+            provider.settings = replace(provider.settings, in_flight=limit)
+            await asyncio.sleep(seconds)
+            parts.append(await mean_in_flight(provider, 30) / limit)
+        record("in flight 40, 10, 80: mean", parts)
+        calling.cancel()
+        await asyncio.wait([calling])
+    assert all(0.75 <= part <= 1.25 for part in parts), parts
+
+
+@pytest.mark.xdist_group("fleets")
 async def test_thousands_of_long_calls_are_in_flight_at_a_provider_that_refuses_none(
     broker_url: str, record: Record
 ) -> None:
@@ -185,3 +266,12 @@ async def test_thousands_of_long_calls_are_in_flight_at_a_provider_that_refuses_
     assert provider.answered.total() == calls
     # Without growth by calls that were not refused it stays at 256; how many seconds that takes is the machine's.
     assert most >= calls / 4
+
+
+async def mean_in_flight(provider: LimitedProvider, seconds: float) -> float:
+    """How many requests the provider works on, in the mean of so many seconds."""
+    seen = list[int]()
+    for _ in range(int(10 * seconds)):
+        await asyncio.sleep(0.1)
+        seen.append(provider.in_flight)
+    return sum(seen) / len(seen)

@@ -1,107 +1,19 @@
-"""A call that lasts longer than the broker lets a message be unacknowledged outlives its worker and its broker."""
+"""A call of minutes outlives its worker and its broker; `test_soak_providers.py` has one of 40 minutes."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
-import signal
-from collections.abc import Iterator
-from dataclasses import dataclass
 
 import pytest
 
-from faults.ledger_calls import read_calls
 from faults.load import is_long
+from faults.long_call import LongCall, outlive, short_consumer_timeout
 from quintain.bus.rabbit_declarations import is_older
 from quintain.contracts.invoke import InvokeRequest
-from quintain_metadata.ledger.lifecycle import CallState
-from support.process_fleet import ProcessFleet
-from support.quick import lease_variable
+from support.process_fleet import ProcessFleet, process_fleet
 from support.recording_bus import recording_client
 from support.servers.amqp_handshake import read_version
-from support.servers.rabbitmq_admin import BrokerAdmin
-
-#: Says which worker runs it, and takes its time.
-BOT = """
-import asyncio, os, pathlib, secrets
-
-async def answer(request):
-    with pathlib.Path(__file__).with_name("runs").open("a") as runs:
-        runs.write(f"{os.getppid()}\\n")
-    await asyncio.sleep(float(os.environ["TEST_BOT_SECONDS"]))
-    return secrets.token_hex(4)
-"""
-
-
-@dataclass(frozen=True)
-class LongCall:
-    """How long things take, in seconds: from the call's begin to the death of its worker, and of the broker.
-
-    From RabbitMQ 3.12 on the queue's own timeout is in force, and not this one.
-    """
-
-    consumer_timeout: float
-    call: float
-    worker_dies: float
-    broker_dies: float
-
-
-def set_consumer_timeout(admin: BrokerAdmin, seconds: float, *, tick_seconds: float) -> None:
-    """Set after how long the broker closes a channel, and how often it looks."""
-    admin.evaluate(
-        f"application:set_env(rabbit, consumer_timeout, {int(seconds * 1000)}),"
-        f"application:set_env(rabbit, channel_tick_interval, {int(tick_seconds * 1000)})"
-    )
-
-
-@contextlib.contextmanager
-def short_consumer_timeout(fleet: ProcessFleet, admin: BrokerAdmin, form: LongCall) -> Iterator[None]:
-    """Prepare a fleet of which nothing runs yet, at a broker with this consumer timeout."""
-    (fleet.folder / "bot.py").write_text(BOT)
-    fleet.extra_env |= lease_variable() | {"TEST_BOT_SECONDS": str(form.call)}
-    set_consumer_timeout(admin, form.consumer_timeout, tick_seconds=1)
-    try:
-        yield
-    finally:
-        set_consumer_timeout(admin, 1800, tick_seconds=60)
-
-
-def runs(fleet: ProcessFleet) -> list[int]:
-    """The workers that have run the call, in order."""
-    path = fleet.folder / "runs"
-    return [int(pid) for pid in path.read_text().split()] if path.exists() else []
-
-
-async def outlive(fleet: ProcessFleet, broker_admin: BrokerAdmin, form: LongCall) -> None:
-    """Send the call, let its worker and the broker die, and assert that it is taken over, charged and answered once."""
-    fleet.start_services("metadata", "worker", "worker")
-    session = fleet.open_session("bot", 5)
-    async with recording_client(fleet.broker_url, session.token) as recording:
-        request = InvokeRequest(question="how long?", target="bot")
-        seconds = form.worker_dies + form.call + 3600
-        call = asyncio.create_task(recording.client.send(request, request_id="r", deadline_seconds=seconds))
-        async with asyncio.timeout(30):
-            while not runs(fleet):
-                await asyncio.sleep(0.1)
-        await asyncio.sleep(form.worker_dies)
-        assert len(runs(fleet)) == 1
-        os.kill(runs(fleet)[0], signal.SIGKILL)
-        await asyncio.sleep(form.broker_dies - form.worker_dies)
-        await asyncio.to_thread(broker_admin.stop_app)
-        await asyncio.to_thread(broker_admin.start_app)
-        await asyncio.to_thread(set_consumer_timeout, broker_admin, form.consumer_timeout, tick_seconds=1)
-        result = await call
-        info = await recording.client.get_info()
-        # Another worker that waits with the message has the time to answer it.
-        await asyncio.sleep(2)
-        assert set(recording.reply_texts["r"]) == {result.raw_text}
-    assert len(runs(fleet)) == len(set(runs(fleet))) == 2
-    assert result.attempts == 2
-    assert (info.call_count, info.committed, info.in_doubt) == (1, 1, 0)
-    ledger_call = (await read_calls(fleet.ledger_url, session.session_id))["r"]
-    assert (ledger_call.state, ledger_call.granted_attempts) == (CallState.COMMITTED, 2)
-
+from support.servers.rabbitmq_admin import BrokerAdmin, BrokerUnderTest
 
 #: A call of five of the broker's timeouts, which loses its worker and the broker on the way; and one of three, shrunk.
 LONG_CALL = LongCall(60, 300, 150, 210) if is_long() else LongCall(4, 12, 6, 13.5)
@@ -116,3 +28,39 @@ async def test_a_call_outlives_its_worker_and_the_broker_and_is_charged_and_answ
     if is_older(read_version(stopped_fleet.broker_url), (3, 12)):
         output = "".join(process.read_output() for process in stopped_fleet.processes)
         assert "is started again" in output, "no message was delivered again"
+
+
+WAITING_CONFIG = """
+quotas:
+  bots: {adaptive: false, concurrency: {start: 1, max: 1}}
+targets:
+  bot: {provider: python, callable: "bot:answer", quota: bots, env_from: [TEST_BOT_SECONDS]}
+"""
+
+
+@pytest.mark.long
+async def test_a_call_that_waits_for_its_quota_keeps_its_place(
+    breakable_broker: BrokerUnderTest, fast_queue_stats: None, broker_admin: BrokerAdmin
+) -> None:
+    form = LongCall(consumer_timeout=10, call=3, worker_dies=0, broker_dies=0)
+    calls = 6
+    with (
+        process_fleet(breakable_broker.url, WAITING_CONFIG, targets=["bot"]) as fleet,
+        short_consumer_timeout(fleet, broker_admin, form),
+    ):
+        await asyncio.to_thread(fleet.start_services, "metadata", "worker", "worker")
+        session = await asyncio.to_thread(fleet.open_session, "bot", calls)
+        async with recording_client(fleet.broker_url, session.token) as recording:
+            ended = list[int]()
+
+            async def call(number: int) -> None:
+                await asyncio.sleep(number / 2)  # on a busy machine the one before has arrived by then
+                request = InvokeRequest(question=f"{number}", target="bot")
+                await recording.client.send(request, request_id=f"r{number}", deadline_seconds=120)
+                ended.append(number)
+
+            await asyncio.gather(*map(call, range(calls)))
+            info = await recording.client.get_info()
+    # The last one waited longer than the broker's timeout, and they were answered in the order in which they came.
+    assert ended == list(range(calls))
+    assert (info.call_count, info.committed) == (calls, calls)

@@ -1,4 +1,4 @@
-"""The limit in money holds whatever is killed: the provider keeps its own bill."""
+"""The limit in money holds whatever is killed, and rows stay whole: the provider keeps its own bill."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from faults.load import is_long
 from quintain.settings import environment
-from support.command_line import CommandLine, RunningCommand, command_line
-from support.evaluations import rows_of, write_files
+from support.command_line import CommandLine, CommandResult, RunningCommand, command_line
+from support.evaluations import Json, rows_of, write_files
 from support.priced_provider import PRICE, TIERED_PRICE, PricedProvider, serving
 from support.process_fleet import ADMIN_TOKEN, Process, ProcessFleet, process_fleet
 from support.quick import lease_variable
@@ -200,3 +201,82 @@ async def test_the_bill_stays_within_the_limit_whatever_is_killed(
         assert (
             json.loads(await asyncio.to_thread(priced.fleet.quintain, "ledger", "verify", "--json"))["findings"] == []
         )
+
+
+# Rows stay whole: an answer whose judge is not paid has no score.
+
+
+#: In US dollars. A row costs about 0.0037, and reserves six times that.
+ROWS_LIMIT, ROWS_CASES = 0.4, 250
+
+JUDGED_EVALUATION = """
+dataset: cases.jsonl
+targets: [small]
+max_calls: 5000
+graders: [{name: judge, builtin: llm-judge, prompt: judge.md}]
+"""
+
+
+def judged_fleet(broker_url: str) -> AbstractAsyncContextManager[PricedFleet]:
+    """A fleet on a provider that answers, and judges each answer."""
+    answer = json.dumps({"score": 1, "reason": "x"})
+    provider = PricedProvider(output=1 / 3, answer=answer, is_exact=True, seconds=0.1)
+    judge = {"eval_yaml": JUDGED_EVALUATION, "judge_md": "Is {{ output }} right?"}
+    return priced_fleet(broker_url, None, provider, ROWS_CASES, **judge)
+
+
+def start(priced: PricedFleet, output: Path, limit: float = ROWS_LIMIT, *more: str) -> RunningCommand:
+    words = ("run", "eval.yaml", "--output", str(output), "--concurrency", "64")
+    return priced.shell.start(*words, "--max-cost-usd", str(limit), *more)
+
+
+async def ended(running: RunningCommand) -> CommandResult:
+    return await asyncio.to_thread(running.wait, seconds=150)
+
+
+def final_rows(priced: PricedFleet, output: Path) -> list[Json]:
+    return list({row["caseId"]: row for row in rows_of(priced.fleet.folder / output)}.values())
+
+
+def check_whole(rows: list[Json]) -> None:
+    for row in rows:
+        is_graded = row["status"] == "graded"
+        assert (row["score"] is not None) is is_graded, row
+        assert not is_graded or row["graders"], row
+
+
+async def check_round_of_rows(priced: PricedFleet, victim: str, output: Path) -> None:
+    """Kill a victim at a random moment of a run that the limit ends, and finish the run with a higher limit."""
+    random_source, provider = random.Random(f"{SEED} {output}"), priced.provider
+    provider.bill = provider.requests = 0
+    running, kill_at = start(priced, output), random_source.uniform(0.1, 0.95) * ROWS_LIMIT * DOLLAR
+    await asyncio.to_thread(running.wait_for, lambda _: provider.bill >= kill_at, seconds=100)
+    if victim == "run":
+        running.kill()
+        running = start(priced, output)
+    else:
+        await asyncio.to_thread(priced.kill, victim, random_source)
+    result = await ended(running)
+    assert result.code in {1, 4}
+    check_whole(final_rows(priced, output))
+    assert provider.bill <= ROWS_LIMIT * DOLLAR
+    for _ in range(3):
+        result = await ended(start(priced, output, 5, "--in-doubt", "retry"))
+        if result.code == 0:
+            break
+    rows = final_rows(priced, output)
+    check_whole(rows)
+    assert (len(rows), {row["status"] for row in rows}) == (ROWS_CASES, {"graded"})
+    assert provider.requests <= 2 * ROWS_CASES + 2 * 64
+    log.info("%s: killed at %.2f of the limit, %d requests", output, kill_at / ROWS_LIMIT / DOLLAR, provider.requests)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("victim", "rounds"),
+    [("worker", 1), *(pytest.param(victim, 5, marks=pytest.mark.long) for victim in ("metadata", "run"))],
+)
+async def test_no_row_is_half_graded_when_a_process_is_killed(broker_url: str, victim: str, rounds: int) -> None:
+    async with judged_fleet(broker_url) as priced:
+        for number in range(rounds):
+            await check_round_of_rows(priced, victim, Path("runs") / f"{victim}-{number}")

@@ -7,7 +7,7 @@ import contextlib
 import json
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from aiohttp import web
@@ -104,6 +104,30 @@ def write_limited_evaluation(
 def write_targets(folder: Path, url: str, *targets: str) -> None:
     """Write the configuration of these targets, which share a key."""
     (folder / "quintain.yaml").write_text("targets:\n" + "".join(TARGET.format(name=each, url=url) for each in targets))
+
+
+@contextlib.asynccontextmanager
+async def breaking_down(provider: LimitedProvider, *, after: float, down: float, times: int = 1) -> AsyncIterator[None]:
+    """Let the provider answer 500 for so many seconds, after so many of them, once or several times."""
+
+    async def break_down() -> None:
+        for _ in range(times):
+            await asyncio.sleep(after)
+            provider.settings = replace(provider.settings, down=True)
+            await asyncio.sleep(down)
+            provider.settings = replace(provider.settings, down=False)
+
+    breaking = asyncio.get_running_loop().create_task(break_down())
+    try:
+        yield
+    finally:
+        breaking.cancel()
+
+
+def assert_outlived(figures: LimitFigures, rows: int, failures: int) -> None:
+    """Assert that each row has its answer, and that no more was charged than that and what failures hit in flight."""
+    assert (figures.rows, figures.error_rows) == (rows, {}), f"{figures}\n{figures.result}"
+    assert figures.charged <= 2 * rows + failures * figures.most_in_flight
 
 
 async def run_limited(
