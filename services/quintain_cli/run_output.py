@@ -86,6 +86,9 @@ def run_and_report(options: RunOptions, files: OutputFiles, *, as_json: bool) ->
         print_json(report_to_json(report))
     else:
         print_report(report, resume_command)
+    if options.regrades and (waiting := report.summary.total.waiting):
+        trials = format_count(waiting, "trial")
+        print_stderr(f"next     {trials} without a row, such as of a rescore that was killed: {resume_command}")
     return int(report.summary.exit_code)
 
 

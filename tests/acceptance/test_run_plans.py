@@ -111,6 +111,12 @@ def test_the_budget_is_of_the_run_whatever_changes_and_a_raised_limit_amends_it(
     # Verdicts that are given again are of the same budget.
     judged_shell.run("rescore", "runs/eval", "--max-calls", "23", code=4)
     assert models.new_requests() == {"judge": 3}
+    # The others have no row now, and their answers are in the store.
+    again = judged_shell.run("rescore", "runs/eval", "--max-calls", "40")
+    assert "next     3 trials without a row" in again.stderr
+    assert models.new_requests() == {"judge": 3}
+    judged_shell.run("run", "eval.yaml", "--max-calls", "40")
+    assert models.new_requests() == {"judge": 3}
 
 
 def test_the_results_of_another_evaluation_are_refused_and_keep_their_bill(
