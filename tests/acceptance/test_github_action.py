@@ -19,14 +19,16 @@ from support.evaluations import write_files
 
 ACTION = yaml.safe_load((Path(__file__).parents[2] / "deploy" / "github-action" / "action.yml").read_text())
 
-#: Asked for the last run of the default branch it names one if there is any, whose results it copies; a comment's
-#: text is kept.
+#: Asked for the last run of the default branch it names one if there is any, whose results it copies; it finds the
+#: comment that it wrote before.
 GH = """#!/bin/sh
 echo "$@" >> calls
 case "$1 $2" in
   "run list") [ -d main-results ] && echo 77 || true ;;
   "run download") cp -r main-results quintain-baseline ;;
-  "pr comment") cat > comment.md ;;
+  "pr comment") cp comment.md commented.md ;;
+  "api --method") cp comment.md commented.md ;;
+  "api "*) [ -f commented.md ] && echo 9 || true ;;
 esac
 """
 
@@ -94,7 +96,8 @@ def test_a_push_keeps_its_results_and_asks_github_nothing(shell: CommandLine) ->
 def test_a_pull_request_is_commented_and_fails_where_a_target_became_worse(shell: CommandLine) -> None:
     code, _ = run_action(shell, "pull_request")
     assert code == 0
-    assert "no results to compare with" in (shell.folder / "comment.md").read_text()
+    assert "no results to compare with" in (shell.folder / "commented.md").read_text()
+    assert "pr comment 5 --body-file comment.md" in (shell.folder / "calls").read_text()
     shutil.move(shell.folder / "quintain-results", shell.folder / "main-results")
     code, _ = run_action(shell, "pull_request", evaluation="eval.yaml")
     assert code == 0
@@ -105,9 +108,11 @@ def test_a_pull_request_is_commented_and_fails_where_a_target_became_worse(shell
     evaluation = shell.folder / "eval.yaml"
     evaluation.write_text(EVALUATION.replace("threshold: 0.5\n", ""))
     code, summary = run_action(shell, "pull_request")
-    comment = (shell.folder / "comment.md").read_text()
-    assert (code, "    " in comment, "Compared with main" in summary) == (3, True, True)
-    assert "pr comment 5 --edit-last --create-if-none --body-file -" in (shell.folder / "calls").read_text()
+    comment = (shell.folder / "commented.md").read_text()
+    assert (code, "\n    " in comment, "Compared with main" in summary) == (3, True, True)
+    calls = (shell.folder / "calls").read_text()
+    assert "api --method PATCH repos/me/it/issues/comments/9 --field body=@comment.md" in calls
+    assert calls.count("pr comment") == 1
 
 
 def test_a_run_that_misses_its_threshold_fails_with_its_exit_code(shell: CommandLine) -> None:

@@ -22,7 +22,7 @@ from quintain.settings import environment, with_secrets
 from quintain_cli.console import AsJson, escape_for_terminal, exit_with_error, print_json, print_stderr
 from quintain_cli.init.agentv import read_agentv
 from quintain_cli.init.carried import CarriedEvaluation, mapping, read_document
-from quintain_cli.init.openai_evals import is_openai_evals, read_openai_evals
+from quintain_cli.init.openai_evals import read_registry, read_samples, registry_entries
 from quintain_cli.init.project import project_files
 from quintain_cli.init.promptfoo import read_promptfoo
 
@@ -91,11 +91,14 @@ def read_other_tool(source: Path, output: Path) -> CarriedEvaluation:
     read.
     """
     carried = CarriedEvaluation(source=source, output=output)
-    if is_openai_evals(source):
-        read_openai_evals(carried)
+    if source.suffix == ".jsonl":
+        read_samples(carried)
         return carried
     value, at = read_document(source)
     body = mapping(value)
+    if entries := registry_entries(body):
+        read_registry(carried, entries, at)
+        return carried
     if not body.keys() & {*_OF_PROMPTFOO, "tests", "evalcases"}:
         raise ConfigError(
             f"{source}: promptfoo's evaluation has the key prompts, AgentV's tests, OpenAI's evals class and args"
@@ -189,9 +192,10 @@ def _vendor_choice(provider: str, model: str) -> ProviderChoice:
     if key is None:
         target["base_url"] = VENDORS[provider].base_url
         return ProviderChoice(key=None, target=target, comment="A server of your own: set its base_url and a model.")
+    comment = f"{key} is read from the environment."
     if provider == "azure":
         target["base_url"] = "https://NAME.openai.azure.com/openai/v1"
-    comment = f"{key} is read from the environment."
+        comment = f"{comment} Replace NAME by your resource's, and model by your deployment's."
     return ProviderChoice(key=key, target={**target, "api_key": f"${{{{ {key} }}}}"}, comment=comment)
 
 

@@ -222,8 +222,12 @@ def run(
 
 def _command_line() -> str:
     """This command, without the URL of ``--notify``, which may be a secret: reports show it."""
-    words = iter(sys.argv[1:])
-    kept = (word for word in words if not (word.startswith("--notify=") or (word == "--notify" and next(words, ""))))
+    words = sys.argv[1:]
+    kept = [
+        word
+        for before, word in zip(["", *words], words, strict=False)
+        if "--notify" not in (before, word) and not word.startswith("--notify=")
+    ]
     return shlex.join(["quintain", *kept])
 
 

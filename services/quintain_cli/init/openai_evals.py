@@ -5,11 +5,12 @@ What has no counterpart is noted with its line, never dropped in silence. Source
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
 from quintain.errors import ConfigError
-from quintain_cli.init.carried import At, CarriedCase, CarriedEvaluation, JsonDict, mapping, read_document, read_items
+from quintain_cli.init.carried import At, CarriedCase, CarriedEvaluation, JsonDict, mapping, read_items
 
 #: The class of an evaluation → the grader that says the same.
 _GRADERS: Mapping[str, JsonDict] = {
@@ -19,37 +20,15 @@ _GRADERS: Mapping[str, JsonDict] = {
 _MATCH = "evals.elsuite.basic.match:Match"
 
 
-def is_openai_evals(source: Path) -> bool:
-    """Whether a file has samples of OpenAI's evals, or an entry of their registry."""
-    if source.suffix == ".jsonl":
-        items = read_items(source)
-        return bool(items) and {"input", "ideal"} <= mapping(items[0][0]).keys()
-    return source.suffix in {".yaml", ".yml"} and bool(_entries(mapping(read_document(source)[0])))
+def read_samples(carried: CarriedEvaluation) -> None:
+    """Read a file of samples. Raises `ConfigError` if it cannot be read."""
+    at = At(carried.source, lambda _: 1)
+    carried.leave_out(at, "how answers are graded, which samples do not say: they are as of the class Match")
+    _add_samples(carried, carried.source, _GRADERS[_MATCH])
 
 
-def read_openai_evals(carried: CarriedEvaluation) -> None:
-    """Read samples, with the class of the registry's entry. Raises `ConfigError` for a file that cannot be read."""
-    if carried.source.suffix == ".jsonl":
-        at = At(carried.source, lambda _: 1)
-        carried.leave_out(at, "how answers are graded, which samples do not say: they are as of the class Match")
-        _add_samples(carried, carried.source, dict(_GRADERS[_MATCH]))
-        return
-    body, at = read_document(carried.source)
-    (name, entry), *others = _entries(body).items()
-    for other, _ in others:
-        carried.leave_out(at.under(other), f"a second evaluation; {name} is carried")
-    place, arguments = at.under(name), dict(mapping(entry.get("args")))
-    grader = _GRADERS.get(str(entry["class"]))
-    if grader is None:
-        raise ConfigError(f"{carried.source}: {name}: the class {entry['class']} has no counterpart")
-    ignore_case = arguments.pop("ignore_case", None)
-    samples = _samples_of(carried.source, str(arguments.pop("samples_jsonl")))
-    carried.leave_out_unknown(arguments, place.under("args"), ())
-    _add_samples(carried, samples, {**grader, **({} if ignore_case is None else {"ignore_case": bool(ignore_case)})})
-
-
-def _entries(body: Mapping[str, object]) -> dict[str, JsonDict]:
-    """The entries of a registry that name a class and samples."""
+def registry_entries(body: Mapping[str, object]) -> dict[str, JsonDict]:
+    """Return the entries of a registry that name a class and samples; none of what is no registry."""
     entries = {str(name): mapping(entry) for name, entry in body.items()}
     return {
         name: entry
@@ -58,20 +37,38 @@ def _entries(body: Mapping[str, object]) -> dict[str, JsonDict]:
     }
 
 
-def _samples_of(registry: Path, name: str) -> Path:
-    """The file of samples: beside the entry, or in the registry's folder of data. Raises `ConfigError`."""
-    places = [registry.parent / name, registry.parent.parent / "data" / name]
+def read_registry(carried: CarriedEvaluation, entries: Mapping[str, JsonDict], at: At) -> None:
+    """Read the first of a registry's entries. Raises `ConfigError` for a class or a file that cannot be read."""
+    (name, entry), *others = entries.items()
+    for other, _ in others:
+        carried.leave_out(at.under(other), f"a second evaluation; {name} is carried")
+    arguments = dict(mapping(entry["args"]))
+    if (grader := _GRADERS.get(str(entry["class"]))) is None:
+        raise ConfigError(f"{carried.source}: {name}: the class {entry['class']} has no counterpart")
+    ignore_case = arguments.pop("ignore_case", None)
+    samples = _samples_of(carried, str(arguments.pop("samples_jsonl")))
+    carried.leave_out_unknown(arguments, at.under(name, "args"), ())
+    _add_samples(carried, samples, {**grader, **({} if ignore_case is None else {"ignore_case": bool(ignore_case)})})
+
+
+def _samples_of(carried: CarriedEvaluation, name: str) -> Path:
+    """The file of samples: beside the entry, or in the registry's folder of data, which is said then. Raises
+    `ConfigError`."""
+    places = [carried.folder / name, carried.folder.parent / "data" / name]
     found = next((path for path in places if path.is_file()), None)
     if found is None:
-        raise ConfigError(f"{registry}: samples_jsonl: {name} is in neither {places[0].parent} nor {places[1].parent}")
+        nowhere = f"is in neither {places[0].parent} nor {places[1].parent}"
+        raise ConfigError(f"{carried.source}: samples_jsonl: {name} {nowhere}")
+    if not found.resolve().is_relative_to(carried.folder.resolve()):
+        carried.outside.append(os.path.relpath(found, carried.folder))
     return found
 
 
-def _add_samples(carried: CarriedEvaluation, samples: Path, grader: JsonDict) -> None:
+def _add_samples(carried: CarriedEvaluation, samples: Path, grader: Mapping[str, object]) -> None:
     for sample, at in read_items(samples):
         fields = mapping(sample)
         asked, ideal = fields.get("input"), fields.get("ideal")
-        if asked is None or ideal is None:
+        if asked in (None, "", []) or ideal in (None, "", []):
             carried.leave_out(at, "a sample without input or ideal")
             continue
         case = CarriedCase(at=at, id=None, graders=[dict(grader)])

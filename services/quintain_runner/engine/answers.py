@@ -106,9 +106,8 @@ class RunAnswers(Answers):
     """Where a run looks for answers, and keeps them.
 
     ``fingerprints`` are those of the targets. The ``untold`` ones are not told which case they are asked about, and
-    only answers of ``cacheable`` ones come from the cache. ``own`` is the run's own store, and ``earlier`` the same
-    if it had answers before this command. ``warnings`` say why a store is not
-    used.
+    only answers of ``cacheable`` ones come from the cache. ``own`` is the run's own store, and ``earlier`` the same if
+    it had answers before this command. ``warnings`` say why a store is not used.
     """
 
     def __init__(

@@ -188,7 +188,7 @@ def check_dataset(spec: DatasetSpec, source: CaseSource, requirements: Sequence[
     feature_fields, conversations, own_graders = Counter[str](), ConversationStats(), OwnGraderStats()
     for number, row in _parsed_rows(source, digest.update):
         rows += 1
-        error = _row_error(row, ids)
+        error = _row_error(row, ids, has_own_ids=source.fields is None)
         if error is not None:
             error_count += 1
             if error_count <= MAX_REPORTED_ERRORS:
@@ -250,13 +250,14 @@ def _require_met(unmet: UnmetRequirements, source: CaseSource, sampler: HashSamp
     return tuple(f"{source.path}: {text}" for text in texts)
 
 
-def _row_error(row: Case | InvalidLine, seen_ids: KeyHashSet) -> str | None:
-    """The error of a row, or None if it is a case with a new id."""
+def _row_error(row: Case | InvalidLine, seen_ids: KeyHashSet, *, has_own_ids: bool) -> str | None:
+    """The error of a row, or None if it is a case with a new id. Without ``has_own_ids`` an id may be a row's hash."""
     if isinstance(row, InvalidLine):
         return str(row)
     id_hash = key_hash(row.id)
     if id_hash in seen_ids:
-        return f"the id {row.id!r} is used before; ids tell cases apart: rename one"
+        mend = "rename one" if has_own_ids else "rename one, or leave out a row that is there twice"
+        return f"the id {row.id!r} is used before; ids tell cases apart: {mend}"
     seen_ids.add(id_hash)
     return None
 

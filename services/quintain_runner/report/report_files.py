@@ -15,7 +15,7 @@ from quintain.errors import QuintainError
 from quintain_runner.files import atomic_write
 from quintain_runner.report.headline import headline
 from quintain_runner.report.notes import account_lines, parked_target_notes
-from quintain_runner.report.run_report import RunReport
+from quintain_runner.report.run_report import RunReport, question_text
 from quintain_runner.report.summary import (
     Gate,
     TrialCounts,
@@ -24,7 +24,7 @@ from quintain_runner.report.summary import (
 from quintain_runner.report.tables import run_tables
 from quintain_runner.report.text_table import TextTable, bill_table
 from quintain_runner.results.counts import UNCOMPARED_TEXT, has_cut_answer
-from quintain_runner.results.row import Check, GraderRow, Row, RowCase, RowStatus
+from quintain_runner.results.row import Check, GraderRow, Row, RowStatus
 from quintain_runner.untrusted import csv_cell, markdown_code_span, xml_text
 
 _LEADING_COLUMNS = ("repeat", "status", "score", "pass")
@@ -97,9 +97,8 @@ def _cells(row: Row, graders: Sequence[str], judges: Mapping[str, Sequence[str]]
     cells += [None, None] if held is None else [len(held.turns), held.lost_turns]
     cells.append(int(has_cut_answer(row)) if row.has_answer else None)
     cells += (None, None) if error is None else (error.code, error.error)
-    case = row.case or RowCase()
-    asked = case.question or "\n".join(str(message.content) for message in case.messages or ()) or None
-    return [*cells, row.output, asked, _content_cell(case.expected)]
+    expected = None if row.case is None else row.case.expected
+    return [*cells, row.output, question_text(row) or None, _content_cell(expected)]
 
 
 def _content_cell(value: object) -> Cell:

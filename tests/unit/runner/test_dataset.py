@@ -300,6 +300,8 @@ def test_a_row_without_what_fields_name_or_with_both_names_is_an_error_by_its_li
         "line 1: it has no 'problem', which dataset.fields names; it has answer, level",
         "line 2: question: dataset.fields takes it from 'problem', and the row has both; rename one",
     ]
+    (twice,) = dataset_errors(write(tmp_path, *['{"problem": "p", "answer": "4"}'] * 2), fields=OTHER_NAMES)
+    assert "leave out a row that is there twice" in twice
     table = tmp_path / "cases.csv"
     table.write_text("problem,level\np,1\n")
     (error,) = dataset_errors(table, fields=OTHER_NAMES)
