@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from quintain.contracts.money import LEAST_COST_USD
 from quintain.errors import ConfigError
 from quintain.settings import environment, read_settings
 from quintain_cli.console import exit_with_error, print_json, print_stderr, print_stdout
@@ -29,9 +30,6 @@ from quintain_runner.statistics.analysis import format_score
 
 #: The exit code of a command is the first of these that an evaluation has.
 _WORST_FIRST = (ExitCode.BUDGET_SPENT, ExitCode.ERRORS, ExitCode.BELOW_THRESHOLD, ExitCode.PASSED)
-
-#: The lowest limit in US dollars of an evaluation for which nothing is left.
-_LEAST_USD = 1e-6
 
 
 def run_evaluations(
@@ -86,7 +84,7 @@ async def _execute_all(every: Sequence[RunOptions], files: OutputFiles, *, quiet
         if one.max_calls is not None:
             left = replace(left, max_calls=earlier_calls + max(0, one.max_calls - calls))
         if isinstance(one.max_cost_usd, float):
-            left = replace(left, max_cost_usd=max(_LEAST_USD, earlier_usd + one.max_cost_usd - usd))
+            left = replace(left, max_cost_usd=max(LEAST_COST_USD, earlier_usd + one.max_cost_usd - usd))
         if not quiet:
             print_stderr(f"file     {one.path}, {number} of {len(every)}")
         reports.append(await execute_run(left, Terminal(left, OutputFiles(), quiet=quiet)))

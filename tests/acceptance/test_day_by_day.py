@@ -254,3 +254,17 @@ def test_the_result_is_posted_and_the_url_is_in_no_report(shell: CommandLine, st
     assert b"a-secret-path" not in b"".join([*files, done.stdout.encode(), done.stderr.encode()])
     refused = shell.run("run", "eval.yaml", "--notify", "a-secret-path", code=2)
     assert "a-secret-path" not in refused.stderr
+
+
+@pytest.mark.parametrize(("limit", "answered"), [("0.0000012", [3, 0]), ("0.0000016", [3, 1]), ("1", [3, 3])])
+def test_several_evaluations_cost_no_more_than_the_command_may(
+    shell: CommandLine, limit: str, answered: list[int]
+) -> None:
+    price = "{per_call: 0.0000004}"
+    write_files(shell.folder, cases=3, quintain_yaml=f"targets: {{bot: {{provider: mock, price: {price}}}}}")
+    for name in ("one", "two"):
+        (shell.folder / f"{name}.yaml").write_text(EVALUATION)
+    done = shell.run("run", "one.yaml", "two.yaml", "--max-cost-usd", limit, "--json", code=None)
+    evaluations = done.json["evaluations"]
+    assert [each["totals"]["graded"] for each in evaluations] == answered  # type: ignore[index, attr-defined]
+    assert done.code == (0 if answered == [3, 3] else 4)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Self
 
 from quintain.client.client import Client
-from quintain.contracts.money import NO_LIMIT
+from quintain.contracts.money import LEAST_COST_USD, NO_LIMIT
 from quintain.contracts.session import AmendSession, Info, OpenSession, UsageLine
 from quintain.errors import BusError, ConfigError, Fault, Unauthorized
 from quintain_metadata.ledger.audit import CallRecord, export_page
@@ -184,7 +184,7 @@ class RunSessions:
         if left is None or info.call_count >= info.max_calls:
             return None
         most, limit = _most_cost_usd(info), info.max_cost_usd
-        if limit is None or left < limit - most - _LEAST_USD:
+        if limit is None or left < limit - most - LEAST_COST_USD:
             return CostLimit(None, earlier + most, info.parent_id)
         is_soft = info.cost is not None and info.cost.estimated > 0
         return CostLimit(earlier + limit, earlier + most, is_soft=is_soft)
@@ -332,10 +332,6 @@ class RunSessions:
         write_stored_session(self._path, stored)
 
 
-#: The least amount of money, in US dollars.
-_LEAST_USD = 1e-12
-
-
 def _most_cost_usd(info: Info) -> float:
     """Return what a session cost at most, in US dollars."""
     cost = info.cost
@@ -345,7 +341,7 @@ def _most_cost_usd(info: Info) -> float:
 def _cost_left(run_limit: float, stored: StoredSession) -> float:
     """Return what is left of a limit in US dollars for the next calls; where nothing is, the least amount, which no
     call fits in."""
-    return max(_LEAST_USD, round(run_limit - stored.earlier_cost_usd, 12))
+    return max(LEAST_COST_USD, round(run_limit - stored.earlier_cost_usd, 12))
 
 
 async def _close_children(client: Client) -> None:

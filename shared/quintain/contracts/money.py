@@ -15,6 +15,9 @@ PICODOLLARS_PER_DOLLAR = 10**12
 #: The largest limit in money: sums of picodollars stay within 64 bits.
 MAX_COST_USD = 1_000_000
 
+#: The least limit in US dollars, one picodollar: no call fits in it.
+LEAST_COST_USD: Final = 1e-12
+
 #: An amount in picodollars.
 Picodollars = Annotated[Whole, Field(ge=0, le=MAX_COST_USD * PICODOLLARS_PER_DOLLAR)]
 
