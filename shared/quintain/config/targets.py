@@ -240,7 +240,9 @@ class OpenAITarget(_ApiTarget):
     @property
     def takes_stream_options(self) -> bool:
         """Whether a stream may be asked for its usage."""
-        return VENDORS[self.provider].takes_stream_options
+        refusing = [vendor for vendor in VENDORS.values() if not vendor.takes_stream_options]
+        hosts = {urlsplit(vendor.base_url or "").hostname for vendor in refusing}
+        return VENDORS[self.provider] not in refusing and urlsplit(self.url).hostname not in hosts
 
     @property
     def is_vendors_host(self) -> bool:

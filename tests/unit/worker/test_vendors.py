@@ -160,6 +160,21 @@ def test_each_vendor_has_its_address_and_asks_for_its_key(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
+    ("provider", "base_url", "takes"),
+    [
+        ("openai", None, True), ("openai", "https://api.mistral.ai/v1", False),
+        ("mistral", "https://proxy.example/v1", False), ("groq", None, True),
+    ],
+)  # fmt: skip
+def test_a_vendor_that_refuses_stream_options_is_known_by_its_name_and_its_host(
+    provider: str, base_url: str | None, takes: bool
+) -> None:
+    target = TARGET_MODELS[provider].model_validate({"provider": provider, "model": "m", "base_url": base_url})
+    assert isinstance(target, OpenAITarget)
+    assert target.takes_stream_options is takes
+
+
+@pytest.mark.parametrize(
     ("field", "more"), [("base_url", ""), ("api_key", ", base_url: 'https://a.openai.azure.com/openai/v1'")]
 )
 def test_azure_needs_the_address_and_the_key_of_a_resource(tmp_path: Path, field: str, more: str) -> None:
